@@ -125,12 +125,12 @@ class Dispatch:
             case JoinRequest():
                 admission.on_join_request(sender, address, message, now)
             case JoinReply():
-                admission.heard(sender, now)
+                admission.received(sender, now)
                 admission.on_join_reply(sender, address, message, now)
             case Refused():
                 admission.on_refused(message)
             case Introduction():
-                contact.heard(sender, message, now)
+                contact.on_introduction(sender, message, now)
             case Overtaken():
                 contact.on_overtaken(sender, message)
             case LeaveRequest():

@@ -92,7 +92,7 @@ class Machine:
         """Handle a message from ``sender``, answered at ``address``. Nonsense changes nothing and raises nothing."""
         if self._core.stopped is None and sender != self._core.member.id:
             self._notice_lateness(now)
-            self._core.table.heard(sender, now)
+            self._core.table.received(sender, now)
             self._dispatch.take(sender, address, message, now)
             self._settle(now)
 

@@ -126,7 +126,7 @@ class _Peer:
     """A lifetime that has said hello here: its cookie, and the sequence numbers that it has used."""
 
     cookie: bytes
-    heard: float
+    received_at: float
     """When its latest data arrived (at first: its hello)."""
     hellos: ReplayWindow = field(default_factory=lambda: ReplayWindow(64))
     data: ReplayWindow = field(default_factory=lambda: ReplayWindow(4096))
@@ -211,7 +211,7 @@ class Sealed:
         if session.cipher is None or session.cipher[0] != key.id:
             session.cipher = (key.id, self._data_cipher(key, session.cookie, self.boot, session.boot))
         peer = self._peers.get(session.boot)
-        if peer is not None and peer.heard > session.asked:
+        if peer is not None and peer.received_at > session.asked:
             session.asked, session.unanswered = now, 0
         session.unanswered += 1
         return self._sealed(session.cipher[1], _DATA, key, packet)
@@ -222,7 +222,7 @@ class Sealed:
         session, hello = self._sessions.get(address), self._hellos.get(address)
         if session is not None and now - session.renewed < _RENEW:
             peer = self._peers.get(session.boot)
-            answered = peer is not None and peer.heard > session.asked
+            answered = peer is not None and peer.received_at > session.asked
             if answered or session.unanswered < _UNANSWERED or now - session.asked < _DOUBT:
                 return None
         if hello is not None and now - hello.sent < (_HELLO_EVERY if session is None else _DOUBT_EVERY):
@@ -285,7 +285,7 @@ class Sealed:
             cipher = peer.ciphers[key.id] = self._data_cipher(key, peer.cookie, boot, self.boot)
         packet = self._decrypt(cipher, sealed, number)
         peer.data.note(number)
-        peer.heard = self._clock()
+        peer.received_at = self._clock()
         self._peers.move_to_end(boot)
         return Opened(packet)
 
@@ -315,7 +315,7 @@ class Sealed:
 
     def _admit(self, boot: bytes, now: float) -> _Peer:
         """Make a cookie for a sender. A forgotten sender's cookie is gone too: nothing that it sent is ever accepted again."""
-        while self._peers and (len(self._peers) >= self._limit or now - next(iter(self._peers.values())).heard > _FORGET):
+        while self._peers and (len(self._peers) >= self._limit or now - next(iter(self._peers.values())).received_at > _FORGET):
             self._peers.popitem(last=False)
         peer = self._peers[boot] = _Peer(os.urandom(16), now)
         return peer

@@ -51,7 +51,7 @@ class _Packet:
     """The parts of one packet that have arrived."""
 
     count: int
-    heard: float
+    received_at: float
     parts: dict[int, bytes] = field(default_factory=dict)
 
     @property
@@ -85,7 +85,7 @@ class Pieces:
         packet = self._packets.pop(key, None)
         if packet is None or packet.count != piece.count:
             packet = _Packet(piece.count, now)
-        packet.heard = now
+        packet.received_at = now
         packet.parts[piece.index] = piece.part
         if len(packet.parts) < packet.count:
             self._packets[key] = packet
@@ -97,7 +97,7 @@ class Pieces:
         return whole
 
     def _forget(self, sender: str, now: float) -> None:
-        old = [key for key, packet in self._packets.items() if now - packet.heard > _PATIENCE]
+        old = [key for key, packet in self._packets.items() if now - packet.received_at > _PATIENCE]
         mine = [key for key in self._packets if key[0] == sender]
         for key in {*old, *mine[:-_OPEN]}:
             del self._packets[key]

@@ -85,7 +85,7 @@ class _Round:
     wanted: tuple[Depot, Name | None]
     """What it is from: a place, or one checkpoint in each shard's folder there."""
     choice: Choice
-    heard: set[int] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)
     """Shards whose processes have asked in it."""
     refused: str = ""
     """Why no process begins from anything in it: one of them was refused."""
@@ -293,7 +293,7 @@ class Chooser:
                     raise ViewChangedError
                 if this.refused:
                     raise ConfigError(f"load was refused at {this.refused}")
-                silent = set(range(self._shards)) - this.heard - {self._shard}
+                silent = set(range(self._shards)) - this.asked - {self._shard}
                 left = deadline - plane.threads.now() if silent else POLL  # who has asked reads, however long that takes
                 if left <= 0:
                     who = ", ".join(map(str, sorted(silent)))
@@ -333,8 +333,8 @@ class Chooser:
         if this is None:
             return False
         choice = this.choice
-        before = choice.name, choice.settled, shard in this.heard, this.refused
-        this.heard.add(shard)
+        before = choice.name, choice.settled, shard in this.asked, this.refused
+        this.asked.add(shard)
         if "refused" in query and this.open:
             this.refuse(query["refused"])
         if "intact" in query:

@@ -321,7 +321,7 @@ class _Asked(Patience):
     def late(self) -> CollectiveTimeout:
         """See ``Patience``."""
         lane = self._client.lane
-        text = "no answer yet" if lane is None else f"no answer yet: {lane.heard()}"
+        text = "no answer yet" if lane is None else f"no answer yet: {lane.waits_for()}"
         return CollectiveTimeout(text, peer=self._client.server).about(self._channel.name, "an operation of the channel")
 
 

@@ -101,15 +101,15 @@ def say(link: Link, words: Opening | GreetingReply) -> None:
 
 def hear(link: Link, tell: Callable[[list[Any] | None], None]) -> None:
     """Call ``tell`` with the fields of the next word on ``link``; with None if the link ends before, or says something else."""
-    heard: list[list[Any]] = []
+    received: list[list[Any]] = []
 
     def place(header: bytes) -> None:
         with contextlib.suppress(Mismatch):
             frame = Incoming.of(header)
             if frame.sort is Sort.HELLO:
-                heard.append(frame.fields)
+                received.append(frame.fields)
 
-    link.receive(place, lambda _header, _error: tell(heard[0] if heard else None))
+    link.receive(place, lambda _header, _error: tell(received[0] if received else None))
 
 
 def read(of: Callable[[list[Any]], Any], fields: list[Any] | None) -> Any:

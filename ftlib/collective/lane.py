@@ -200,7 +200,7 @@ class Lane:
                 self._link, self.theirs = link, theirs
                 freight = self._freight = Freight(theirs.gpu, lambda said: link.talk(msgpack.packb(said)))
                 owed, self._owed = self._owed, 0
-            link.listen(lambda said: freight.heard(msgpack.unpackb(said)), freight.end)
+            link.listen(lambda said: freight.on_message(msgpack.unpackb(said)), freight.end)
             for sort, fields, message, operation, outcome in self._outbox:
                 self._put(link, sort, fields, message, operation, outcome)
             self._outbox.clear()
@@ -236,12 +236,12 @@ class Lane:
         elif link is None or link.broken or self.over is not None:
             end()
         elif not link.closed:
-            heard = link.heard
+            before = link.last_received
 
             def look() -> None:
                 # What has arrived counts, though no thread came to read it: this machine may be busy.
                 read = link.catch_up(_RUN_DRY)
-                if read and link.heard == heard and not link.closed:
+                if read and link.last_received == before and not link.closed:
                     end()
                 else:  # bytes come still, or are still being read
                     self.lost(later, end)
@@ -284,11 +284,12 @@ class Lane:
         if self._link is not None:
             self._link.help(ready, deadline)
 
-    def heard(self) -> str:
+    def waits_for(self) -> str:
         """Whom an operation waits for, and since when that one was last heard of."""
         if self._link is None:
             return f"no connection to {called(self.peer)} yet: has it made the group?"
-        return f"it waits for {called(self.peer)}, last heard of on this stream {time.monotonic() - self._link.heard:.1f} s ago"
+        silent = time.monotonic() - self._link.last_received
+        return f"it waits for {called(self.peer)}, last heard of on this stream {silent:.1f} s ago"
 
     def _put(self, link: Link, sort: Sort, fields: list[Any], message: Message, operation: str, outcome: Outcome) -> None:
         """Give a message to the link, if the peer takes it. Under the lock of sends."""

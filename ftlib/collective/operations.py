@@ -36,7 +36,7 @@ class Stream(Protocol):
         """The device on which tensors arrive that were on one; ``HOST`` if they come through host memory."""
         ...
 
-    def heard(self) -> str:
+    def waits_for(self) -> str:
         """Whom an operation waits for, and since when that one was last heard of."""
         ...
 
@@ -80,7 +80,7 @@ class Sent(Patience):
 
     def late(self) -> CollectiveTimeout:
         """See ``Patience``."""
-        text = f"not ended in {time.monotonic() - self._began:.3g} s: {self._lane.heard()}"
+        text = f"not ended in {time.monotonic() - self._began:.3g} s: {self._lane.waits_for()}"
         return CollectiveTimeout(text, peer=self._lane.peer).about(self._lane.group, self._operation)
 
 

@@ -75,13 +75,13 @@ class Sources:
 
 
 @dataclass(slots=True)
-class _Told:
+class _Poll:
     """What one member has said of itself."""
 
     at: float = -_ASK_WELL
     """When it was asked."""
     status: dict[str, Any] = field(default_factory=dict)
-    heard: float = 0.0
+    answered_at: float = 0.0
     """When it answered."""
     waiting: bool = False
     """Whether its answer is under way."""
@@ -118,7 +118,7 @@ class Watch:
         self._rows: dict[str, dict[str, Any]] = {}
         """Of all members."""
         self._changes: OrderedDict[int, dict[str, Any]] = OrderedDict()
-        self._told: dict[str, _Told] = {}
+        self._polls: dict[str, _Poll] = {}
         self._steps: dict[str, tuple[float, int]] = {}
         self._rates: dict[str, float] = {}
         self._restarts: int | None = None
@@ -300,7 +300,7 @@ class Watch:
 
     async def _first_of(self, addresses: Sequence[str]) -> dict[str, Any] | None:
         """The status that comes first of a member in a view. All are asked at once, and who gives none is last from then on."""
-        questions = [asyncio.ensure_future(self._heard_of(address)) for address in addresses]
+        questions = [asyncio.ensure_future(self._status_of(address)) for address in addresses]
         try:
             for answer in asyncio.as_completed(questions):
                 address, status = await answer
@@ -318,7 +318,7 @@ class Watch:
                 question.cancel()
         return None
 
-    async def _heard_of(self, address: str) -> tuple[str, dict[str, Any] | None]:
+    async def _status_of(self, address: str) -> tuple[str, dict[str, Any] | None]:
         """The address with the status of the member there; None where nobody answers who is in a view."""
         try:
             status = await self._asked(address, self._entry_pool)
@@ -343,12 +343,12 @@ class Watch:
         now = _now()
         there = {str(member["id"]): str(member["address"]) for member in entry.get("members") or ()}
         there.pop(str(entry.get("member")), None)
-        self._told = {member: self._told.get(member) or _Told() for member in there}
+        self._polls = {member: self._polls.get(member) or _Poll() for member in there}
         seen = {member for page in self._pages.values() for member in page["rows"]} or set(there)
-        due = [each for each, told in self._told.items() if each in seen and not told.waiting and self._rested(each, now)]
-        due.sort(key=lambda each: (not (self._rows.get(each) or {}).get("trouble"), self._told[each].at))
+        due = [each for each, poll in self._polls.items() if each in seen and not poll.waiting and self._rested(each, now)]
+        due.sort(key=lambda each: (not (self._rows.get(each) or {}).get("trouble"), self._polls[each].at))
         for member in due[: max(0, self._sources.asked - len(self._asking))]:
-            self._told[member].at, self._told[member].waiting = now, True
+            self._polls[member].at, self._polls[member].waiting = now, True
             self._start(self._ask_one(member, there[member]))
         epoch = entry.get("active_epoch")
         if now - self._restarts_at >= _RESTARTS_EVERY or epoch != self._restarts_epoch:
@@ -357,9 +357,9 @@ class Watch:
 
     def _rested(self, member: str, now: float) -> bool:
         """Whether that member may be asked again."""
-        told, row = self._told[member], self._rows.get(member)
-        well = bool(told.status) and row is not None and not row["trouble"]
-        return now - told.at >= (_ASK_WELL if well else _ASK_EVERY)
+        poll, row = self._polls[member], self._rows.get(member)
+        well = bool(poll.status) and row is not None and not row["trouble"]
+        return now - poll.at >= (_ASK_WELL if well else _ASK_EVERY)
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -367,14 +367,14 @@ class Watch:
         task.add_done_callback(self._asking.discard)
 
     async def _ask_one(self, member: str, address: str) -> None:
-        told = self._told[member]
+        poll = self._polls[member]
         try:
             answer = await self._asked(address, self._pool)
             check_own(answer)  # here, where it is known whose it is: one that cannot be shown is to cost no other row
         except Exception:  # noqa: BLE001 - whatever is wrong with it, it is asked again later
             answer = {}
-        told.waiting, told.heard = False, _now()
-        told.status = answer if answer.get("member") == member else {}
+        poll.waiting, poll.answered_at = False, _now()
+        poll.status = answer if answer.get("member") == member else {}
 
     async def _ask_launcher(self, job: str) -> None:
         loop = asyncio.get_running_loop()
@@ -385,23 +385,23 @@ class Watch:
         """What the members have said of themselves; of what is old only that which changes seldom, and the call that lasts."""
         now, peers = _now(), (entry.get("ftlib") or {}).get("peers") or {}
         found = {}
-        for member, told in self._told.items():
-            upper, age = told.status.get("ftlib") or {}, now - told.heard
+        for member, poll in self._polls.items():
+            upper, age = poll.status.get("ftlib") or {}, now - poll.answered_at
             if age > _FRESH and "phase" in upper:
                 kept = {key: upper.get(key) for key in ("phase", "checkpoint_step")}
                 call = upper.get("in_call") or {}
                 if call and (peers.get(member) or {}).get("current") == call.get("number"):  # by its pings it is still there
                     kept["in_call"] = {**call, "seconds": (call.get("seconds") or 0.0) + age}
-                found[member] = {**told.status, "ftlib": kept}
-            elif told.status:
-                found[member] = told.status
+                found[member] = {**poll.status, "ftlib": kept}
+            elif poll.status:
+                found[member] = poll.status
         return found
 
     async def _asked(self, address: str, pool: ThreadPoolExecutor) -> dict[str, Any]:
         return await asyncio.get_running_loop().run_in_executor(pool, self._sources.fetch, address, _TIMEOUT)
 
     def _note_steps(self, entry: Mapping[str, Any]) -> None:
-        for at, status in ((_now(), entry), *((told.heard, told.status) for told in self._told.values())):
+        for at, status in ((_now(), entry), *((poll.answered_at, poll.status) for poll in self._polls.values())):
             step = (status.get("ftlib") or {}).get("step")
             member = str(status.get("member"))
             if step is None:

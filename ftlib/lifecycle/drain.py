@@ -56,7 +56,7 @@ class Yields(Protocol):
     def begin(self, within: float | None = None) -> None:
         """See ``Handover``."""
 
-    def heard(self, coming: bool | None) -> None:
+    def answered(self, coming: bool | None) -> None:
         """See ``Handover``."""
 
 
@@ -89,7 +89,7 @@ class Stay:
         handover, stayed, asked = self._handover, False, -math.inf
         while not self._over() and handover.left > 0:
             if handover.alone and self._ask is not None and time.monotonic() - asked > _ASK:
-                handover.heard(self._ask())
+                handover.answered(self._ask())
                 asked = time.monotonic()
             stays = handover.stays
             if stays and not stayed:

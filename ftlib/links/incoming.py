@@ -94,9 +94,9 @@ class Incoming:
         return len(self._kept)
 
     @property
-    def heard(self) -> float:
+    def last_received(self) -> float:
         """When bytes came last, of ``time.monotonic``."""
-        return self._intake.heard
+        return self._intake.last_received
 
     @property
     def bytes(self) -> int:

@@ -26,7 +26,7 @@ class Intake:
         self._path: Path | None = None
         self._ahead = memoryview(bytearray(_AHEAD))
         self._low = self._high = 0
-        self.heard = time.monotonic()
+        self.last_received = time.monotonic()
         """When bytes came last."""
         self.bytes = 0
         """So many have come."""
@@ -113,6 +113,6 @@ class Intake:
         assert self._path is not None
         count = self._path.read(into)
         if count:
-            self.heard = time.monotonic()
+            self.last_received = time.monotonic()
             self.bytes += count
         return count

@@ -106,9 +106,9 @@ class Link:
         return self._meeting.why
 
     @property
-    def heard(self) -> float:
+    def last_received(self) -> float:
         """When the last byte came from the peer (``time.monotonic``)."""
-        return self._in.heard
+        return self._in.last_received
 
     @property
     def stats(self) -> LinkStats:
@@ -135,7 +135,7 @@ class Link:
         It may say so late: a program that is busy is no broken link (see ``check``), and who waits for it has a time-out.
         """
         try:
-            answer = self._meeting.heard(said)
+            answer = self._meeting.received(said)
             if answer is not None:
                 self._out.greet(self._stream, answer)
         except (OSError, WireError) as error:

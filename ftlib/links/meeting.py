@@ -70,7 +70,7 @@ class Meeting:
                 self._listener = listener
         return _pack({"where": self._where, "name": name, "token": self._token, "size": SIZE})
 
-    def heard(self, said: bytes) -> bytes | None:
+    def received(self, said: bytes) -> bytes | None:
         """What the peer says; returns the answer. Raises WireError if it makes no sense."""
         facts = _unpack(said)
         if self.over:

@@ -148,7 +148,7 @@ def test_both_directions_in_order(linked: Linked, sealed: bool) -> None:
                 assert inbox.take() == payload and outbox.done.get(timeout=TIMEOUT) is None
         stats = links[0].stats
         assert stats.sent == stats.received == len(sizes) and stats.queued_in == stats.queued_out == 0
-        assert stats.sent_bytes > sum(sizes) and time.monotonic() - links[0].heard < TIMEOUT
+        assert stats.sent_bytes > sum(sizes) and time.monotonic() - links[0].last_received < TIMEOUT
 
 
 def test_both_may_send_first_and_no_more_than_the_buffer_is_kept(linked: Linked) -> None:

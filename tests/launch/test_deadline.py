@@ -15,7 +15,7 @@ def test_the_table_is_whole_and_ends_are_final() -> None:
     for (state, event), after in TABLE.items():
         if state.over:
             assert after is state
-        elif event is Event.HEARD:
+        elif event is Event.RECEIVED:
             assert after is Hearing.ALIVE
         elif event is Event.ENDED:
             assert after is Hearing.ENDED
@@ -45,7 +45,7 @@ def play(seed: int) -> None:
         now += pause
         prompt = prompt and pause <= interval
         if not mute and chance.random() < 0.7:  # something came meanwhile, and is read before the clock is looked at
-            deadline.heard(now)
+            deadline.received(now)
             silence, last, heard, prompt = 0.0, now, now, True
             quiet_since = None
             if not before.over:
@@ -85,7 +85,7 @@ def test_ten_thousand_random_histories() -> None:
 
 def test_a_stopped_end_does_not_blame_the_other() -> None:
     deadline = Deadline(0.0, timeout=30.0, opening=60.0)
-    deadline.heard(1.0)
+    deadline.received(1.0)
     assert deadline.tick(3600.0) is Hearing.ALIVE
-    deadline.heard(3600.1)
+    deadline.received(3600.1)
     assert deadline.silence == 0.0

@@ -194,10 +194,10 @@ def test_the_dead_introduce_nobody() -> None:
     machine = machine_in("abc", "b")
     machine._core.gone = frozenset("c")
     ahead = view_of("ac", 2, FIRST.view_id, FIRST.cluster)
-    machine._change.contact.heard("c", Introduction(ahead, member("a"), Claim(0, 2, "a"), True), NOW)
+    machine._change.contact.on_introduction("c", Introduction(ahead, member("a"), Claim(0, 2, "a"), True), NOW)
     assert machine._core.stopped is None
     machine._core.gone = frozenset()
-    machine._change.contact.heard("c", Introduction(ahead, member("a"), Claim(0, 2, "a"), True), NOW)
+    machine._change.contact.on_introduction("c", Introduction(ahead, member("a"), Claim(0, 2, "a"), True), NOW)
     assert machine._core.stopped is not None
 
 
@@ -205,7 +205,7 @@ def behind(claims: Claim, own: str = "abcd") -> Machine:
     """Under ``any``, one of four whom "a" and "d" have left behind, as it hears from them."""
     machine = machine_in(own, "b", config=Config(policy=Policy.ANY))
     view = view_of("ad", 2, machine._core.view_id, view_of(own).cluster)
-    machine._change.contact.heard("a", Introduction(view, member("a"), claims, True), NOW)
+    machine._change.contact.on_introduction("a", Introduction(view, member("a"), claims, True), NOW)
     return machine
 
 
@@ -224,7 +224,7 @@ def test_under_any_whom_it_cannot_reach_does_not_count_as_its_part() -> None:
     machine = machine_in("abcd", "b", config=Config(policy=Policy.ANY))
     machine.receive("d", member("d").address, Gossip((Update("c", Status.SUSPECT, 0, "d"),), direct=True), NOW)
     view = view_of("ad", 2, machine._core.view_id, view_of("abcd").cluster)
-    machine._change.contact.heard("a", Introduction(view, member("a"), Claim(0, 1, "a"), True), NOW)
+    machine._change.contact.on_introduction("a", Introduction(view, member("a"), Claim(0, 1, "a"), True), NOW)
     assert machine._core.stopped is not None
 
 
@@ -256,7 +256,7 @@ def test_who_hears_of_a_view_that_acts_where_its_own_never_can(names: str, out: 
     machine._change.adopt(NEXT, "a", NOW)
     machine.drain()
     acts = Introduction(view_of(names, 2, FIRST.view_id, FIRST.cluster), member(names[0]), Claim(0, 2, "a"), True)
-    machine._change.contact.heard("d", acts, NOW)
+    machine._change.contact.on_introduction("d", acts, NOW)
     assert (machine._core.stopped is not None) is out
     assert not [each for each in machine.drain() if isinstance(each, Note) and each.level == logging.CRITICAL]
 
@@ -272,7 +272,7 @@ def test_where_a_store_decides_two_sides_do_not_contest() -> None:
     config = Config(policy=Policy.STORAGE, storage="file:///nowhere")
     machine = machine_in("abc", "b", config=config)
     rival = Introduction(view_of("xy", 2, "elsewhere"), member("x"), Claim(5, 9, "x"), True)
-    machine._change.contact.heard("x", rival, NOW)
+    machine._change.contact.on_introduction("x", rival, NOW)
     asked = [effect.request for effect in machine.drain() if isinstance(effect, Ask)]
     assert any(isinstance(request, ReadViews) for request in asked)
     assert machine._core.stopped is None and machine._change.contact._giving_in is None
@@ -362,7 +362,7 @@ def test_a_side_that_gives_way_says_so_a_few_times_before_it_ends_and_claims_not
     machine = machine_in("abc", "a", config=Config(policy=Policy.ANY))
     resend, said = machine._core.config.resend, []
     assert stranger_hears(machine, NOW - INTRODUCE_EVERY)
-    machine._change.contact.heard("x", Introduction(view_of("xyz"), member("x"), Claim(5, 3, "x"), True), NOW)
+    machine._change.contact.on_introduction("x", Introduction(view_of("xyz"), member("x"), Claim(5, 3, "x"), True), NOW)
     now = NOW
     while machine.stopped is None:
         said += [(send.address, now) for send in sends(machine.drain(), Overtaken)]
@@ -409,7 +409,7 @@ def test_who_follows_another_list_for_this_epoch_is_told_of_ours(policy: Policy,
     machine.drain()
     twin = view_of("cd", 2, parent.view_id, parent.cluster)
     met = Introduction(twin, member("x"), Claim(0, 2, "c"), acts=False)
-    machine._change.contact.heard("d", met, NOW)
+    machine._change.contact.on_introduction("d", met, NOW)
     assert [name for name, _ in answers(machine, Introduction)] == told
 
 
@@ -473,12 +473,12 @@ def test_a_side_that_gives_way_ends_when_it_said_whomever_it_meets_meanwhile() -
     machine = machine_in("abc", "a", config=Config(policy=Policy.ANY))
     contact, resend = machine._change.contact, machine._core.config.resend
     winner, now = view_of("xyz"), NOW
-    contact.heard("x", Introduction(winner, member("x"), Claim(5, 3, "x"), True), NOW)
+    contact.on_introduction("x", Introduction(winner, member("x"), Claim(5, 3, "x"), True), NOW)
     for _ in range(TELLS):
         assert machine.stopped is None
         for other in (winner, view_of("uvw")):
             met = Introduction(other, other.members[0], Claim(9, 3, other.ids[0]), True)
-            contact.heard(other.ids[0], met, now)
+            contact.on_introduction(other.ids[0], met, now)
         now = contact.deadline()
         machine.tick(now)
     assert isinstance(machine.stopped, OvertakenError) and now == pytest.approx(NOW + TELLS * resend)
@@ -493,7 +493,7 @@ def test_who_meets_another_side_sends_it_on_to_its_coordinator(policy: Policy) -
     told = []
     for step in range(4):
         machine.drain()
-        machine._change.contact.heard("x", met, NOW + 0.4 * step * INTRODUCE_EVERY)
+        machine._change.contact.on_introduction("x", met, NOW + 0.4 * step * INTRODUCE_EVERY)
         told.append([(send.address, send.message) for send in sends(machine.drain(), Introduction)])
     assert told == [[(member("a").address, met)], [], [], [(member("a").address, met)]]
     assert machine.stopped is None

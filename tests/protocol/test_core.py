@@ -228,8 +228,8 @@ def test_who_has_ended_a_call_is_not_awaited_in_it() -> None:
     """The others may still be on their way out of it. Nor is one in a call awaited there."""
     core = core_of("a")
     stall = Stall(core)
-    stall.heard("b", Progress(4, 5))
-    stall.heard("c", Progress(3, 4))
+    stall.received("b", Progress(4, 5))
+    stall.received("c", Progress(3, 4))
     for own, awaited in ((Progress(5, 0), False), (Progress(4, 5), False), (Progress(4, 0), True)):
         core.progress = own
         assert stall.awaited is awaited, own
@@ -242,10 +242,10 @@ def test_whoever_rests_after_a_call_waits_for_nobody_in_it() -> None:
     core.progress = Progress(4, 0)
     stall = Stall(core)
     for name, progress in (("b", Progress(5, 5, 100.0)), ("c", Progress(5, 0, 100.0))):
-        stall.heard(name, progress)
+        stall.received(name, progress)
     assert not stall.awaited and stall.since() is None
-    stall.heard("b", Progress(4, 5, 100.0))
-    stall.heard("c", Progress(4, 5, 101.0))
+    stall.received("b", Progress(4, 5, 100.0))
+    stall.received("c", Progress(4, 5, 101.0))
     assert stall.awaited and stall.since() == 101.0
 
 
@@ -268,7 +268,7 @@ def test_only_who_is_outside_of_a_call_of_an_active_view_keeps_the_others_waitin
     core.progress = own
     stall = Stall(core)
     for number, name in enumerate("bc"):
-        stall.heard(name, Progress(own.finished, own.finished + 1, 100.0 + number))
+        stall.received(name, Progress(own.finished, own.finished + 1, 100.0 + number))
     assert stall.since() == since
 
 

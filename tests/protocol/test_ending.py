@@ -92,11 +92,11 @@ def test_of_many_only_some_are_checked_at_a_time() -> None:
 
 def test_askers_are_known_for_as_long_as_they_ask() -> None:
     askers = Askers(2)
-    askers.heard(A, 10.0)
-    askers.heard(B, 10.5)
+    askers.received(A, 10.0)
+    askers.received(B, 10.5)
     assert askers.fresh(10.0 + FRESH) == [A, B] and askers.fresh(10.4 + FRESH) == [B]
-    askers.heard(A, 11.0)
-    askers.heard(("10.0.0.1", 3), 11.0)
+    askers.received(A, 11.0)
+    askers.received(("10.0.0.1", 3), 11.0)
     assert askers.fresh(11.0) == [A, ("10.0.0.1", 3)], "the one that is silent for longest makes room"
 
 
@@ -104,7 +104,7 @@ def test_who_asks_again_takes_nobody_elses_place() -> None:
     """A leaver announces the end to all that asked lately, however often some of them asked."""
     askers = Askers(2)
     for address, now in ((A, 10.0), (B, 10.5), (B, 11.0), (B, 11.1)):
-        askers.heard(address, now)
+        askers.received(address, now)
     assert askers.fresh(11.1) == [A, B]
 
 

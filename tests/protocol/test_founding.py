@@ -35,25 +35,25 @@ def test_the_first_in_its_own_list_is_a_candidate_and_votes_for_itself() -> None
 
 def test_others_vote_for_the_first_of_their_list_once_it_is_a_candidate() -> None:
     one, met = Founding(B), Applicants(9)
-    met.heard(A, False, 0.0, Vote("", 0, 0))
+    met.received(A, False, 0.0, Vote("", 0, 0))
     assert not one.consider(A.address, False, met, 0.0), "it does not run"
-    met.heard(C, False, 0.0, Vote("c", 1, 1))
+    met.received(C, False, 0.0, Vote("c", 1, 1))
     assert not one.consider(A.address, False, met, 0.0), "that is not whom the list says"
     late = Founding(B)
-    met.heard(C, False, 1.0, Vote("c", 1, 1))
+    met.received(C, False, 1.0, Vote("c", 1, 1))
     assert late.consider(A.address, False, met, 1.0) and late.candidate == C, "but better than nobody, after a while"
-    met.heard(A, False, 0.1, Vote("a", 1, 1))
+    met.received(A, False, 0.1, Vote("a", 1, 1))
     assert one.consider(A.address, False, met, 0.1)
     assert one.vote == Vote("a", 1, 1)
 
 
 def test_for_a_second_a_candidate_waits_for_the_first_of_its_list() -> None:
     one, met = Founding(B, 100.0), Applicants(9)
-    met.heard(C, False, 100.0, Vote("c", 1, 1))
+    met.received(C, False, 100.0, Vote("c", 1, 1))
     assert not one.consider(A.address, False, met, 100.0)
-    met.heard(C, False, 100.9, Vote("c", 1, 1))
+    met.received(C, False, 100.9, Vote("c", 1, 1))
     assert not one.consider(A.address, False, met, 100.9)
-    met.heard(C, False, 101.1, Vote("c", 1, 1))
+    met.received(C, False, 101.1, Vote("c", 1, 1))
     assert one.consider(A.address, False, met, 101.1) and one.candidate == C
 
 
@@ -62,21 +62,21 @@ def test_of_several_candidates_that_no_list_names_first_the_lowest_address_gets_
     """In whatever order they were met: so the votes of many meet at one of them."""
     one, met = Founding(C), Applicants(9)
     for each in order:
-        met.heard(each, False, 1.0, Vote(each.id, 1, 1))
+        met.received(each, False, 1.0, Vote(each.id, 1, 1))
     assert one.consider(None, False, met, 1.0) and one.candidate == A
 
 
 def test_a_vote_is_kept_until_its_candidate_gives_up() -> None:
     one, met = Founding(C), Applicants(9)
-    met.heard(B, False, 0.0, Vote("b", 1, 1))
+    met.received(B, False, 0.0, Vote("b", 1, 1))
     assert one.consider(B.address, False, met, 0.0)
-    met.heard(A, False, 1.0, Vote("a", 1, 1))
+    met.received(A, False, 1.0, Vote("a", 1, 1))
     assert not one.consider(A.address, False, met, 1.0), "its list shows another first, but the vote is given"
     met.expire(100.0)
-    met.heard(A, False, 100.0, Vote("a", 1, 1))
+    met.received(A, False, 100.0, Vote("a", 1, 1))
     assert not one.consider(A.address, False, met, 100.0), "silence is no proof: it may have founded"
-    met.heard(B, False, 101.0, Vote("a", 1, 2))
-    met.heard(A, False, 101.0, Vote("a", 1, 1))
+    met.received(B, False, 101.0, Vote("a", 1, 2))
+    met.received(A, False, 101.0, Vote("a", 1, 1))
     assert one.consider(A.address, False, met, 101.0)
     assert one.candidate == A
 
@@ -84,29 +84,29 @@ def test_a_vote_is_kept_until_its_candidate_gives_up() -> None:
 def test_votes_for_an_older_candidacy_do_not_count_and_older_packets_change_nothing() -> None:
     one, met = Founding(A), Applicants(9)
     one.consider(A.address, True, met, 0.0)
-    met.heard(B, False, 0.0, Vote("a", 1, 1))
+    met.received(B, False, 0.0, Vote("a", 1, 1))
     assert one.supporters(met, 0.0) == [B]
     one.consider(C.address, False, met, 0.1)  # another is first now: this one gives up ...
     assert one.supporters(met, 0.1) == []
     one.consider(A.address, True, met, 0.2)  # ... and runs again
     assert one.vote == Vote("a", 3, 3)
     assert one.supporters(met, 0.2) == [], "B may have voted for another meanwhile"
-    met.heard(B, False, 0.3, Vote("a", 3, 5))
-    met.heard(B, False, 0.3, Vote("c", 1, 4))
+    met.received(B, False, 0.3, Vote("a", 3, 5))
+    met.received(B, False, 0.3, Vote("c", 1, 4))
     assert one.supporters(met, 0.3) == [B]
 
 
 def test_a_dead_candidate_frees_its_voters_after_a_grace() -> None:
     one, met = Founding(C), Applicants(9)
-    met.heard(A, False, 0.0, Vote("a", 1, 1))
+    met.received(A, False, 0.0, Vote("a", 1, 1))
     one.consider(A.address, False, met, 0.0)
     assert one.to_check(met, 0.9) is None
     assert one.to_check(met, 1.0) == A
     assert one.to_check(met, 1.2) is None, "asked a moment ago"
     one.died("a", 1.2)
-    met.heard(B, False, 1.3, Vote("b", 1, 1))
+    met.received(B, False, 1.3, Vote("b", 1, 1))
     assert not one.consider(B.address, False, met, 1.3)
-    met.heard(B, False, 1.2 + GRACE, Vote("b", 1, 1))
+    met.received(B, False, 1.2 + GRACE, Vote("b", 1, 1))
     assert one.consider(B.address, False, met, 1.2 + GRACE)
 
 

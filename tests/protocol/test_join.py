@@ -222,9 +222,9 @@ def test_the_hearsay_of_joiners_does_not_keep_a_search_alive_whose_cluster_is_si
 
 def test_applicants_in_order_of_arrival_fresh_and_limited() -> None:
     waiting = Applicants(2)
-    assert waiting.heard(member("c"), False, 100.0) is not None
-    assert waiting.heard(member("b"), True, 100.0) is not None
-    assert waiting.heard(member("d"), True, 100.0) is None, "the queue is full"
+    assert waiting.received(member("c"), False, 100.0) is not None
+    assert waiting.received(member("b"), True, 100.0) is not None
+    assert waiting.received(member("d"), True, 100.0) is None, "the queue is full"
     assert [a.member.id for a in waiting.fresh(100.0, wanting=False)] == ["c", "b"]
     assert [a.member.id for a in waiting.fresh(100.0, wanting=True)] == ["b"]
     waiting.expire(100.0 + FRESH + 0.01)
@@ -234,22 +234,22 @@ def test_applicants_in_order_of_arrival_fresh_and_limited() -> None:
 def test_of_two_lifetimes_at_one_address_the_later_applies() -> None:
     """The earlier one is dead, though its requests are fresh: admitted, it would be waited for."""
     waiting = Applicants(2)
-    first = waiting.heard(member("c", port=7), True, 100.0)
-    waiting.heard(member("b", port=8), True, 100.0)
+    first = waiting.received(member("c", port=7), True, 100.0)
+    waiting.received(member("b", port=8), True, 100.0)
     assert first is not None
     first.contact = 100.0
     assert waiting.admissible(100.1) == [member("c", port=7)]
-    assert waiting.heard(member("d", port=7), True, 100.1) is not None, "the earlier one has left room in the queue"
+    assert waiting.received(member("d", port=7), True, 100.1) is not None, "the earlier one has left room in the queue"
     assert waiting.admissible(100.1) == []
     assert {each.member.id for each in waiting} == {"b", "d"}
     waiting.expire(100.1 + FRESH + 0.01)
     assert len(waiting) == 0
-    assert waiting.heard(member("e", port=7), True, 103.0) is not None
+    assert waiting.received(member("e", port=7), True, 103.0) is not None
 
 
 def test_admissible_is_who_acked_us_a_moment_ago() -> None:
     waiting = Applicants(9)
-    applicant = waiting.heard(member("b"), True, 100.0)
+    applicant = waiting.received(member("b"), True, 100.0)
     assert applicant is not None
     assert waiting.admissible(100.0) == []
     applicant.contact = 99.5
@@ -338,7 +338,7 @@ def test_the_first_introducer_restarted_joins_instead_of_founding_again() -> Non
 def test_an_applicant_is_fresh_for_all_of_its_time() -> None:
     """As long as ``any_admissible`` counts it: else a coordinator would request a boundary for a joiner it does not see."""
     applicants = Applicants(10)
-    applicant = applicants.heard(member("x"), True, 100.0)
+    applicant = applicants.received(member("x"), True, 100.0)
     assert applicant is not None
     end = applicant.contact = 100.0 + FRESH
     assert applicants.any_admissible(end) and applicants.admissible(end) == [member("x")]
@@ -362,7 +362,7 @@ def test_whoever_turns_out_to_introduce_is_asked_at_once(news: Input, asked: set
 def test_applicants_that_ask_no_more_are_looked_for_a_few_times_a_second() -> None:
     waiting = Applicants(2)
     waiting.expire(100.0)
-    waiting.heard(member("b"), True, 98.55)
+    waiting.received(member("b"), True, 98.55)
     waiting.expire(100.24)
     assert len(waiting) == 1
     waiting.expire(100.25)

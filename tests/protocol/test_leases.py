@@ -323,7 +323,7 @@ def test_only_who_takes_steps_by_itself_has_time(inner: int, hangs: bool) -> Non
     core.progress = Progress(6, 0, START + 9.0, inner=inner)
     found = Stall(core)
     for name in "bc":
-        found.heard(name, Progress(6, 7, START + 1.0))
+        found.received(name, Progress(6, 7, START + 1.0))
     assert found.since() == (START + 1.0 if hangs else START + 9.0)
 
 
@@ -609,11 +609,11 @@ def test_who_has_given_up_its_call_waits_no_more() -> None:
     core.progress = Progress(6, 0)
     found = Stall(core)
     for name in "bc":
-        found.heard(name, Progress(6, 7, START + 1.0))
+        found.received(name, Progress(6, 7, START + 1.0))
     assert found.since() == START + 1.0 and found.awaited
-    found.heard("b", Progress(6, 0))
+    found.received("b", Progress(6, 0))
     assert found.since() is None and found.awaited
-    found.heard("c", Progress(6, 0))
+    found.received("c", Progress(6, 0))
     assert not found.awaited
 
 

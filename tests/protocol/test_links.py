@@ -100,11 +100,11 @@ def test_a_link_is_broken_after_its_patience() -> None:
 
 def test_an_answer_to_a_later_ping_outweighs_an_earlier_one_that_is_missing() -> None:
     mine = links()
-    mine.heard("b", 100.2)
+    mine.answered("b", 100.2)
     mine.missed("b", 100.0)
     assert mine.silent_for("b", 110.0) == 0.0
     mine.missed("b", 100.5)
-    mine.heard("b", 101.0)
+    mine.answered("b", 101.0)
     assert mine.silent_for("b", 110.0) == 0.0
 
 
@@ -158,15 +158,15 @@ def test_no_patience_is_endless_patience() -> None:
 
 def test_a_word_of_others_is_forgotten_and_the_own_one_holds() -> None:
     mine = links()
-    assert mine.told("b", "c", 100.0)
-    assert not mine.told("c", "b", 101.0)  # the same link, from its other end
-    assert mine.told("a", "d", 100.5)
-    assert not mine.told("a", "d", 101.0)
+    assert mine.reported("b", "c", 100.0)
+    assert not mine.reported("c", "b", 101.0)  # the same link, from its other end
+    assert mine.reported("a", "d", 100.5)
+    assert not mine.reported("a", "d", 101.0)
     both: dict[Pair, float] = {("b", "c"): 100.0, ("a", "d"): 100.5}
     assert mine.known(101.0 + KEEP - 0.01) == both
     assert mine.deadline() == 101.0 + KEEP
     assert mine.known(101.0 + KEEP) == {("a", "d"): 100.5}
-    mine.heard("d", 110.0)
+    mine.answered("d", 110.0)
     assert not mine.broken("d")
     assert mine.known(110.0) == {}
 
@@ -174,8 +174,8 @@ def test_a_word_of_others_is_forgotten_and_the_own_one_holds() -> None:
 def test_of_several_words_the_oldest_is_forgotten_first() -> None:
     """In time: whoever goes only because of that link stays."""
     mine = links()
-    mine.told("b", "c", 100.0)
-    mine.told("d", "e", 101.0)
+    mine.reported("b", "c", 100.0)
+    mine.reported("d", "e", 101.0)
     for kept, due in (([("b", "c"), ("d", "e")], 100.0 + KEEP), ([("d", "e")], 101.0 + KEEP)):
         assert sorted(mine.known(due - 0.01)) == kept
         assert mine.deadline() == due
@@ -187,8 +187,8 @@ def test_a_new_view_asks_for_every_word_anew() -> None:
     mine = links()
     mine.missed("b", 100.0)
     mine.missed("f", 100.0)
-    mine.told("a", "b", 102.0)
-    mine.told("c", "d", 102.0)
+    mine.reported("a", "b", 102.0)
+    mine.reported("c", "d", 102.0)
     mine.adopt(VIEW)
     assert mine.known(102.0) == {}
     assert mine.silent_for("b", 102.0) == 2.0, "its own pings are still unanswered"
@@ -222,7 +222,7 @@ def test_acks_of_strangers_leave_no_trace() -> None:
     for number in range(50):
         stranger = f"stranger{number}"
         machine.receive(stranger, ("10.0.0.9", number + 1), Ack(number, stranger, 0, ""), 100.1)
-    assert not machine._core.links._heard
+    assert not machine._core.links._answered
 
 
 def test_under_any_nobody_waits_for_the_promise_of_whom_the_proposer_does_not_reach() -> None:
@@ -272,7 +272,7 @@ def test_a_broken_link_is_no_longer_told_though_nobody_had_to_go_because_of_it()
     machine.receive("a", view.member("a").address, word, 100.0)
     assert machine.status()["under_way"]["findings"]
     for answering in "ab":
-        machine._core.links.heard(answering, 101.0)
+        machine._core.links.answered(answering, 101.0)
     machine.tick(110.0)
     assert not machine._core.links.known(110.0)
     assert not (machine.status()["under_way"] or {}).get("findings")
@@ -287,7 +287,7 @@ def test_a_link_to_whom_the_view_is_without_costs_nobody() -> None:
 def test_an_answer_that_came_before_a_new_view_still_outweighs_an_earlier_ping() -> None:
     """Else a healthy link would count as broken since then."""
     mine = links()
-    mine.heard("b", 100.2)
+    mine.answered("b", 100.2)
     mine.adopt(VIEW)
     mine.missed("b", 100.0)
     assert mine.silent_for("b", 110.0) == 0.0

@@ -304,7 +304,7 @@ def test_the_smaller_side_leaves_the_decision_to_the_larger_for_a_moment() -> No
     machine = machine_of("abcde", "a")
     for other in "cde":
         machine._core.evidence.silent[other] = 103.0
-        machine._core.table.get(other).heard = 90.0  # type: ignore[union-attr]
+        machine._core.table.get(other).last_received = 90.0  # type: ignore[union-attr]
     machine._change.proposer.consider(103.2)
     assert not asked(machine.drain(), CreateView)
     machine._change.proposer.consider(103.2 + SMALLER_WAITS)

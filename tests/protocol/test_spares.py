@@ -124,12 +124,12 @@ def test_the_view_stays_full_while_members_and_spares_come_and_go(seed: int) -> 
 
 def test_waiting_time_is_the_applicants_own_word_and_never_grows_shorter() -> None:
     waiting = Applicants(9)
-    waiting.heard(member("b"), True, 100.0, waited=5.0)
-    waiting.heard(member("c"), True, 100.1, waited=9.0)
-    waiting.heard(member("d"), False, 90.0)
-    waiting.heard(member("d"), True, 100.2, waited=0.0)
+    waiting.received(member("b"), True, 100.0, waited=5.0)
+    waiting.received(member("c"), True, 100.1, waited=9.0)
+    waiting.received(member("d"), False, 90.0)
+    waiting.received(member("d"), True, 100.2, waited=0.0)
     assert [each.member.id for each in waiting.fresh(100.3, wanting=True)] == ["c", "b", "d"]
-    waiting.heard(member("b"), True, 100.3, waited=5.25)
+    waiting.received(member("b"), True, 100.3, waited=5.25)
     assert [each.member.id for each in waiting.fresh(100.3, wanting=True)] == ["c", "b", "d"]
 
 

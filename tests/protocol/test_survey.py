@@ -180,7 +180,7 @@ def test_who_speaks_to_us_lives_before_the_store_says_so_and_is_not_checked() ->
     assert not desk.search.founder and desk.search.introducers == addresses("b")
     desk.lease("bc", alive=False)
     desk.run(0.3)
-    desk.survey.heard("c", desk.now)
+    desk.survey.received("c", desk.now)
     desk.run(1.5)
     assert desk.checks == []
 
@@ -239,7 +239,7 @@ def test_checks_are_at_most_one_a_second_each_and_none_of_those_that_answer() ->
     desk.record = ViewRecord(view_of("bcd", 7, "parent"), "b")
     for _ in range(100):
         desk.run(0.1)
-        desk.survey.heard("b", desk.now)
+        desk.survey.received("b", desk.now)
     assert {name for _, name in desk.checks} == {"c", "d"}
     times = [time for time, name in desk.checks if name == "c"]
     assert 7 <= len(times) <= 11
@@ -255,7 +255,7 @@ def vanished(desk: Desk, *, answers: str = "", renews: str = "") -> float | None
     while not desk.survey.orphaned(desk.now):
         desk.run(0.1)
         for name in answers:
-            desk.survey.heard(name, desk.now)
+            desk.survey.received(name, desk.now)
         if desk.now - START > 30.0:
             return None
     return desk.now - START
@@ -292,7 +292,7 @@ def test_who_answered_a_moment_ago_is_not_checked_because_a_newer_record_names_i
     desk = Desk(PINGED)
     desk.record = ViewRecord(view_of("bcd", 7, "parent"), "b")
     desk.run(0.1)
-    desk.survey.heard("b", desk.now)
+    desk.survey.received("b", desk.now)
     desk.record = ViewRecord(view_of("bce", 8, "next"), "b")
     desk.run(CHECK_EVERY - 0.1)
     assert [name for _, name in desk.checks] == list("ce")

@@ -59,9 +59,9 @@ def test_a_ping_that_does_not_come_is_missed_once_a_lap() -> None:
     late, other = dict.fromkeys(one.slots), one.slots[0]
     assert one.missed(SLOT, 100.0 + LAP) == [], "they may not know yet that they are neighbours"
     for key in late:
-        one.heard(key, SLOT, 104.0)
-    one.heard(other, SLOT, 105.0)
-    one.heard("a stranger", SLOT, 105.0)
+        one.received_ping(key, SLOT, 104.0)
+    one.received_ping(other, SLOT, 105.0)
+    one.received_ping("a stranger", SLOT, 105.0)
     assert one.deadline() == pytest.approx(104.0 + LAP)
     assert set(one.missed(SLOT, 104.0 + LAP)) == set(late) - {other}
     assert one.missed(SLOT, 104.0 + LAP + 0.1) == []
@@ -103,7 +103,7 @@ def test_whoever_could_receive_nothing_gives_its_neighbours_as_much_more_time() 
     one = Watch(view.ids[0])
     one.adopt(view, SLOT, 100.0)
     for key in one.slots:
-        one.heard(key, SLOT, 104.0)
+        one.received_ping(key, SLOT, 104.0)
     one.postpone(30.0)
     assert one.deadline() == pytest.approx(134.0 + LAP)
     assert one.missed(SLOT, 133.9 + LAP) == []

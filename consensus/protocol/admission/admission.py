@@ -179,10 +179,10 @@ class Admission:
         if self.survey is not None:
             self.survey.store_changed(now)
 
-    def heard(self, sender: str, now: float) -> None:
+    def received(self, sender: str, now: float) -> None:
         """A message of ``sender`` arrived: it lives."""
         if self.survey is not None and self._core.view is None:
-            self.survey.heard(sender, now)
+            self.survey.received(sender, now)
 
     def _vote(self, founding: Founding, now: float) -> None:
         core, search = self._core, self.search
@@ -285,13 +285,13 @@ class Admission:
             text = f"its settings are {request.terms[:200]!r}, the job's are {core.config.terms!r}: make them equal"
             core.outbox.send_to(address, Refused(text))
             return
-        self._askers.heard(address, now)
+        self._askers.received(address, now)
         core.outbox.send_to(address, self._answer(core.view, request.known))
         for member_id in core.view.at(request.member.address):
             if member_id not in (sender, core.member.id):
                 core.outbox.emit(Check(core.view.member(member_id)))  # another lifetime has its address: it must be gone
         if core.stands_by() and sender not in core.view:
-            applicant = core.applicants.heard(request.member, request.wants, now, waited=request.waited / 1000)
+            applicant = core.applicants.received(request.member, request.wants, now, waited=request.waited / 1000)
             if applicant is None:
                 if core.coordinates():
                     core.outbox.send_to(
@@ -310,7 +310,7 @@ class Admission:
         if not alike:
             self._tell_apart(request)
         elif self.search.founder or self._founding is not None:
-            core.applicants.heard(request.member, request.wants, now, request.vote)
+            core.applicants.received(request.member, request.wants, now, request.vote)
         known = self.search.cluster
         core.outbox.send_to(address, _reply(known, self.search.coordinator if known else None, request.known))
         self._search(now)

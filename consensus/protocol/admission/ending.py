@@ -20,19 +20,19 @@ class Askers:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._heard: dict[Address, float] = {}
+        self._last_received: dict[Address, float] = {}
         """The time of the latest request by address, oldest first."""
 
-    def heard(self, address: Address, now: float) -> None:
+    def received(self, address: Address, now: float) -> None:
         """A process at ``address`` asks to join."""
-        self._heard.pop(address, None)
-        if len(self._heard) >= self._limit:
-            del self._heard[next(iter(self._heard))]
-        self._heard[address] = now
+        self._last_received.pop(address, None)
+        if len(self._last_received) >= self._limit:
+            del self._last_received[next(iter(self._last_received))]
+        self._last_received[address] = now
 
     def fresh(self, now: float) -> list[Address]:
         """The addresses that may still be in use."""
-        return [address for address, heard in self._heard.items() if now - heard <= FRESH]
+        return [address for address, received in self._last_received.items() if now - received <= FRESH]
 
 
 class Ending:

@@ -77,7 +77,7 @@ class Founding:
         if candidate is None or candidate.id == self._member.id:
             return None
         known = applicants.get(candidate.id)
-        if now - max(self._checked, NEVER if known is None else known.heard) < _CHECK_EVERY:
+        if now - max(self._checked, NEVER if known is None else known.last_received) < _CHECK_EVERY:
             return None
         self._checked = now
         return candidate

@@ -199,7 +199,7 @@ class Survey:
             if self.answered:
                 self._set_search(now)
 
-    def heard(self, member_id: str, now: float) -> None:
+    def received(self, member_id: str, now: float) -> None:
         """``member_id`` answered us."""
         self._dead.discard(member_id)  # a firewall may have refused the connection that proved it
         if member_id in self._lessees:
@@ -212,7 +212,7 @@ class Survey:
         a member that is stopped, or whose agent hangs, may go on, and its job must not be founded again meanwhile.
         """
         if alive:
-            self.heard(member_id, now)
+            self.received(member_id, now)
         elif listens and alive is None:
             if self._recorded(member_id):
                 self._signs[member_id] = now

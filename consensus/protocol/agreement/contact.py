@@ -204,7 +204,7 @@ class Contact:
         elif view.view_id != core.view.view_id:
             self.introduce(coordinator.address, now)
 
-    def heard(self, sender: str, met: Introduction, now: float) -> None:
+    def on_introduction(self, sender: str, met: Introduction, now: float) -> None:
         """Another member holds another view. A view that dead members had chosen is no fork: it ends with them."""
         core, view = self._core, met.view
         if core.view is None or core.stopped is not None or sender in core.gone:

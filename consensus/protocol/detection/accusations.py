@@ -149,7 +149,7 @@ class Accusations:
         core = self._core
         if core.view is None or accused not in core.view or source == accused:
             return False
-        fresh = core.links.told(source, accused, now)
+        fresh = core.links.reported(source, accused, now)
         if fresh:
             core.outbox.note(logging.WARNING, "severed", f"{core.view.member(accused)}: {detail}", accused)
             if source != core.member.id:  # either end may have to go

@@ -252,7 +252,7 @@ class Detection:
         self._prober.answered_otherwise(member_id)
         peer = self._core.table.get(member_id)
         if peer is not None:
-            self._core.links.heard(member_id, now)
+            self._core.links.answered(member_id, now)
             self._clear(peer)
 
     def answered(self, request: StoreOp, answer: StoreReply, now: float) -> None:
@@ -263,7 +263,7 @@ class Detection:
                 self._prober.answered_otherwise(lease.member.id)
                 peer.renewed = now
                 self._clear(peer)
-            self._heard(lease.member.id, lease.progress, now)
+            self._received_progress(lease.member.id, lease.progress, now)
 
     # Suspicion
 
@@ -383,16 +383,16 @@ class Detection:
         if sender in core.shunned or (sender not in core.acked and len(core.acked) >= 2 * core.config.max_members):
             return
         core.acked[sender] = now
-        self._watch.heard(sender, self._interval, now)
+        self._watch.received_ping(sender, self._interval, now)
         updates = self._rumours(about=sender)
         ack = Ack(ping.seq, ping.target, core.epoch, core.view_id, updates, core.progress.pack(now))
         core.outbox.send_to(address, ack)
-        self._heard(sender, ping.progress, now)
+        self._received_progress(sender, ping.progress, now)
 
-    def _heard(self, sender: str, data: bytes, now: float) -> None:
+    def _received_progress(self, sender: str, data: bytes, now: float) -> None:
         progress = Progress.unpack(data, now)
         if progress is not None and self._core.table.get(sender) is not None:
-            self.stall.heard(sender, progress)
+            self.stall.received(sender, progress)
             self._core.outbox.emit(PeerProgress(sender, progress.finished, progress.current, progress.inner))
 
     def on_ack(self, sender: str, ack: Ack, now: float) -> None:
@@ -403,7 +403,7 @@ class Detection:
             core.outbox.send_to(relay.asker, Ack(relay.asker_seq, ack.target, ack.epoch, ack.view_id))
             return
         if ack.target == sender and core.table.get(sender) is not None:
-            core.links.heard(sender, now)  # late acks too: a slow link is not broken
+            core.links.answered(sender, now)  # late acks too: a slow link is not broken
         probe = self._prober.answered(ack.seq, ack.target)
         if probe is None:
             return
@@ -419,7 +419,7 @@ class Detection:
             else:  # it is in no view yet, or in one that we never followed: it lives, but has no vote on our next view
                 core.table.met(sender, probe.sent, ack.epoch)
         if ack.target == sender:
-            self._heard(sender, ack.progress, now)
+            self._received_progress(sender, ack.progress, now)
         if (peer := core.table.get(ack.target)) is not None:
             if ack.target != sender:
                 core.table.relayed(ack.target, now)

@@ -35,7 +35,7 @@ class Stall:
         """From when until when this agent was held up since, in as far as it ended less than two ``stall_timeout`` before the
         last time: so a wait of four of them is found, however busy the machine is."""
 
-    def heard(self, member_id: str, progress: Progress) -> None:
+    def received(self, member_id: str, progress: Progress) -> None:
         """The progress of a peer arrived."""
         if progress.current > progress.finished:
             self._waiting[member_id] = (progress.current, progress.since)

@@ -97,7 +97,7 @@ class Watch:
         self._turn = (self._turn + 1) % len(self.slots)
         return self.slots[self._turn]
 
-    def heard(self, member_id: str, interval: float, now: float) -> None:
+    def received_ping(self, member_id: str, interval: float, now: float) -> None:
         """A member pinged us; its next ping is due a lap later."""
         if member_id in self._due:
             self._due[member_id] = now + self._lap(interval)

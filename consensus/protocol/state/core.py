@@ -272,7 +272,7 @@ class Core:
         A member that does not ack this one may have been asked to vote it out (see ``acceptor``), and yet send other messages.
         """
         silent, since = self.evidence.silent, now - self.config.exclude_after
-        gone = {key for key in silent if (peer := self.table.get(key)) is not None and peer.heard < since}
+        gone = {key for key in silent if (peer := self.table.get(key)) is not None and peer.last_received < since}
         ids = () if self.view is None else self.view.ids
         return frozenset(key for key in ids if key not in gone and key not in self.evidence.proofs)
 

@@ -43,7 +43,7 @@ class Applicant:
 
     member: Member
     wants: bool
-    heard: float
+    last_received: float
     ready: float
     contact: float = NEVER
     pinged: float = NEVER
@@ -57,7 +57,7 @@ class Applicants:
         self._limit = limit
         self._known: dict[str, Applicant] = {}
         self._at: dict[Address, str] = {}
-        """Who of them was heard last at each address."""
+        """The one whose request arrived last at each address."""
         self._next_look = NEVER
 
     def __len__(self) -> int:
@@ -66,7 +66,9 @@ class Applicants:
     def __iter__(self) -> Iterator[Applicant]:
         return iter(self._known.values())
 
-    def heard(self, member: Member, wants: bool, now: float, vote: Vote | None = None, waited: float = 0.0) -> Applicant | None:
+    def received(
+        self, member: Member, wants: bool, now: float, vote: Vote | None = None, waited: float = 0.0
+    ) -> Applicant | None:
         """A request arrived; returns None if the queue is full. A vote older than the known one is ignored.
 
         An earlier lifetime at its address is gone: that is dropped.
@@ -80,7 +82,7 @@ class Applicants:
             self._at[member.address] = member.id
         known.ready = min(known.ready, now - waited) if wants and known.wants else now - waited
         known.wants = wants
-        known.heard = now
+        known.last_received = now
         if vote is not None and (known.vote is None or vote.turn >= known.vote.turn):
             known.vote = vote
         return known
@@ -105,12 +107,12 @@ class Applicants:
         if now < self._next_look:
             return
         self._next_look = now + FRESH / 6
-        for key in [key for key, applicant in self._known.items() if now - applicant.heard > FRESH]:
+        for key in [key for key, applicant in self._known.items() if now - applicant.last_received > FRESH]:
             self.drop(key)
 
     def fresh(self, now: float, *, wanting: bool) -> list[Applicant]:
         """Applicants that asked lately, by arrival; ``wanting``: only those ready to be admitted, longest wait first."""
-        found = [applicant for applicant in self._known.values() if now - applicant.heard <= FRESH]
+        found = [applicant for applicant in self._known.values() if now - applicant.last_received <= FRESH]
         return sorted((each for each in found if each.wants), key=lambda each: each.ready) if wanting else found
 
     def admissible(self, now: float) -> list[Member]:
@@ -123,7 +125,7 @@ class Applicants:
     def any_admissible(self, now: float) -> bool:
         """Whether any member is admissible (asked after every packet)."""
         known = self._known.values()
-        if not any(a.wants and now - a.heard <= FRESH and now - a.contact <= 1.0 for a in known):
+        if not any(a.wants and now - a.last_received <= FRESH and now - a.contact <= 1.0 for a in known):
             return False
         return bool(self.admissible(now))
 

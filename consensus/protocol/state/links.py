@@ -60,7 +60,7 @@ class Links:
         """``patience``: seconds without a direct answer after which a link is broken; 0: never."""
         self._own_id = own_id
         self._patience = patience
-        self._heard: dict[str, float] = {}
+        self._answered: dict[str, float] = {}
         self._asked: dict[str, float] = {}
         """When each member was pinged in the last round that went to all."""
         self._missed: dict[str, float] = {}
@@ -70,7 +70,7 @@ class Links:
         link, as those to a host that was suspended."""
         self._own: dict[str, float] = {}
         """The members to which our link is broken, and since when that is known."""
-        self._told: dict[Pair, tuple[float, float]] = {}
+        self._reports: dict[Pair, tuple[float, float]] = {}
         """Reports of other members: when they arrived first and last."""
 
     def asked(self, member_ids: Collection[str], now: float) -> None:
@@ -84,12 +84,12 @@ class Links:
 
     def missed(self, member_id: str, sent: float) -> None:
         """A ping sent at ``sent`` is not answered yet (a later one may be)."""
-        if sent > self._heard.get(member_id, sent - 1.0):
+        if sent > self._answered.get(member_id, sent - 1.0):
             self._missed.setdefault(member_id, max(sent, self._woke))
 
-    def heard(self, member_id: str, now: float) -> None:
+    def answered(self, member_id: str, now: float) -> None:
         """A direct answer of a member of the view arrived."""
-        self._heard[member_id] = now
+        self._answered[member_id] = now
         self._missed.pop(member_id, None)
         self._own.pop(member_id, None)
 
@@ -117,31 +117,31 @@ class Links:
         """Whether any of our links is broken."""
         return bool(self._own)
 
-    def told(self, source: str, accused: str, now: float) -> bool:
+    def reported(self, source: str, accused: str, now: float) -> bool:
         """``source`` cannot reach ``accused``; returns whether that was unknown."""
         if source == self._own_id:
             fresh = accused not in self._own
             self._own.setdefault(accused, now)
             return fresh
-        first, _ = self._told.get(pair(source, accused), (now, now))
-        fresh = pair(source, accused) not in self._told
-        self._told[pair(source, accused)] = (first, now)
+        first, _ = self._reports.get(pair(source, accused), (now, now))
+        fresh = pair(source, accused) not in self._reports
+        self._reports[pair(source, accused)] = (first, now)
         return fresh
 
     def adopt(self, view: View, *, crowded: bool = False) -> None:
         """Follow a new view: each broken pair in it has to be reported again. ``crowded``: no link is judged there."""
-        self._heard = {} if crowded else {member_id: time for member_id, time in self._heard.items() if member_id in view}
+        self._answered = {} if crowded else {member_id: time for member_id, time in self._answered.items() if member_id in view}
         self._missed = {} if crowded else {key: since for key, since in self._missed.items() if key in view}
         self._asked = {key: time for key, time in self._asked.items() if key in view}
         self._own.clear()
-        self._told.clear()
+        self._reports.clear()
 
     def known(self, now: float) -> dict[Pair, float]:
         """All broken links, and since when each is known; old reports are forgotten."""
-        if not self._own and not self._told:
+        if not self._own and not self._reports:
             return {}
-        self._told = {both: times for both, times in self._told.items() if now < times[1] + KEEP}
-        found = {both: first for both, (first, _) in self._told.items()}
+        self._reports = {both: times for both, times in self._reports.items() if now < times[1] + KEEP}
+        found = {both: first for both, (first, _) in self._reports.items()}
         for member_id, since in self._own.items():
             both = pair(self._own_id, member_id)
             found[both] = min(since, found.get(both, since))
@@ -149,4 +149,4 @@ class Links:
 
     def deadline(self) -> float:
         """When the next report is forgotten."""
-        return min(last for _, last in self._told.values()) + KEEP if self._told else inf
+        return min(last for _, last in self._reports.values()) + KEEP if self._reports else inf

@@ -69,7 +69,7 @@ class Peer:
     """When we last saw a renewal of its lease in the shared store: a sign of life, and no contact."""
     relayed: float = NEVER
     """When somebody last passed on its answer to us."""
-    heard: float = NEVER
+    last_received: float = NEVER
     """When its latest message of any kind arrived. Proves that it can send, not that it can receive."""
     suspicion: Suspicion | None = None
 
@@ -166,11 +166,11 @@ class MemberTable:
             if peer.suspicion is not None:
                 peer.suspicion.postpone(late)
 
-    def heard(self, member_id: str, now: float) -> None:
+    def received(self, member_id: str, now: float) -> None:
         """A message of ``member_id`` arrived."""
         peer = self._peers.get(member_id) or self.get(member_id)
         if peer is not None:
-            peer.heard = now
+            peer.last_received = now
 
     def relayed(self, member_id: str, now: float) -> None:
         """Somebody passed on an answer of ``member_id``."""

@@ -110,7 +110,7 @@ class Exclusion(Invariant):
                 if all(parent.member(each).cohort != name for each in reasons):
                     self._false(removal, parent, first, "its cohort had lost nobody")
             case Cause.SILENCE:
-                since = first.time - first.heard[out]
+                since = first.time - first.received[out]
                 if len(parent) <= config.mesh_limit and since < config.exclude_after * (1 - config.drift) - SLACK:
                     self._false(removal, parent, first, f"its ack had reached the proposer {since:.3f} s before")
                 if first.well[out] > self.patience:

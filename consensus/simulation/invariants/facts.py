@@ -32,7 +32,7 @@ class Proposed(NamedTuple):
 
     time: float
     by: str
-    heard: dict[str, float]
+    received: dict[str, float]
     """For each member that it removes: when the proposer had sent the latest ping whose ack it had got."""
     well: dict[str, float]
     """For each member that it removes: for how long that one and the proposer had both been well (see ``Health``)."""
@@ -142,7 +142,7 @@ class Record(Observer):
         self.ballots: dict[str, list[Ballot]] = {}
         """Ballots that proposed something, by parent."""
         self.cast: dict[Key, set[str]] = {}
-        """Who voted, whether it was heard or not."""
+        """Who voted, whether the vote was received or not."""
         self.counted: dict[Key, set[str]] = {}
         """Whose vote has reached the ballot's owner."""
         self.acked: dict[tuple[str, str], dict[int, float]] = {}
@@ -152,7 +152,7 @@ class Record(Observer):
 
         A repeated ping counts from when it was sent first: an ack does not say which of the two it answers.
         """
-        self.heard: dict[tuple[str, str], float] = {}
+        self.received: dict[tuple[str, str], float] = {}
         """The same, but only of acks that one still waited for when they came: what it goes by."""
         self.died: dict[str, float] = {}
         self._pings: dict[str, dict[int, float]] = {}
@@ -251,8 +251,8 @@ class Record(Observer):
                 key = (host.id, sender.id)
                 if at > self.contact.get(key, NEVER):
                     self.contact[key] = at
-                if at > self.heard.get(key, NEVER) and awaits(host.machine, message.seq, sender.id):
-                    self.heard[key] = at
+                if at > self.received.get(key, NEVER) and awaits(host.machine, message.seq, sender.id):
+                    self.received[key] = at
 
     def _propose(self, host: Host, message: Accept) -> None:
         key, value = (message.parent_id, message.ballot), message.proposal
@@ -264,8 +264,10 @@ class Record(Observer):
     def _first(self, host: Host, value: Proposal) -> None:
         if value not in self.proposed:
             out = [removal.member_id for removal in value.removed]
-            heard = {key: self.heard.get((host.id, key), NEVER) for key in out}
-            self.proposed[value] = Proposed(self.now, host.id, heard, {key: self._health.well_for(key, host.id) for key in out})
+            received = {key: self.received.get((host.id, key), NEVER) for key in out}
+            self.proposed[value] = Proposed(
+                self.now, host.id, received, {key: self._health.well_for(key, host.id) for key in out}
+            )
 
     def _cast(self, host: Host, message: Accepted) -> None:
         self.cast.setdefault((message.parent_id, message.ballot), set()).add(host.id)

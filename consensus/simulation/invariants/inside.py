@@ -97,7 +97,7 @@ def sizes(machine: Machine) -> dict[str, int]:
         "silent": len(book.silent),
         "unready": len(book.unready),
         "cut_off": len(book.cut_off),
-        "links": len(core.links._told),
+        "links": len(core.links._reports),
         "leaving": len(book.leaving),
         "checking": len(book.checking),
         "reported": len(machine._change.accusations._due),

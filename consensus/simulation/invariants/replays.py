@@ -94,7 +94,7 @@ class Replays(Invariant):
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
-        self._heard = 0
+        self._received = 0
         self._next = 1
         self._letter: tuple[Host, _Letter] | None = None
         self._kept: dict[str, list[_Letter]] = {}
@@ -116,13 +116,13 @@ class Replays(Invariant):
             kept = self._kept[host.id] = []
         if len(kept) < KEPT:
             kept.append(_Letter(sender, message))
-        self._heard += 19
+        self._received += 19
         self._hear(host, sender, message)
 
     def _hear(self, host: Host, sender: Host, message: Message) -> None:
-        self._heard += 1
-        if self._heard >= self._next:
-            self._next = self._heard + 20 * self.every * max(1, len(self.world.hosts) // 4)
+        self._received += 1
+        if self._received >= self._next:
+            self._next = self._received + 20 * self.every * max(1, len(self.world.hosts) // 4)
             self._letter = (host, _Letter(sender, message))
 
     def settled(self, host: Host) -> None:

@@ -135,13 +135,13 @@ class EtcdStore(ServerStore):
         body = {"create_request": _span(self._values + check_prefix(prefix))}
 
         async def listen(tell: Callable[[], None]) -> None:
-            def heard(result: dict[str, Any]) -> None:
+            def received(result: dict[str, Any]) -> None:
                 if result.get("canceled"):
                     raise ValueError(f"the watch was cancelled: {result.get('cancel_reason', 'no reason given')}")
                 if result.get("created") or any(not _is_heartbeat(event) for event in result.get("events", [])):
                     tell()
 
-            await self._wire.listen(body, heard)
+            await self._wire.listen(body, received)
 
         return self._watches.follow(listen)
 

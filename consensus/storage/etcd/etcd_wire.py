@@ -132,8 +132,8 @@ class EtcdWire:
         assert trouble is not None
         raise trouble
 
-    async def listen(self, body: Mapping[str, Any], heard: Callable[[dict[str, Any]], None]) -> None:
-        """Make a watch of ``body`` and call ``heard`` with each of its results, until it fails or has been quiet for long."""
+    async def listen(self, body: Mapping[str, Any], received: Callable[[dict[str, Any]], None]) -> None:
+        """Make a watch of ``body`` and call ``received`` with each result, until it fails or has been quiet for long."""
         endpoint = self._endpoints[0]
         limit, made = asyncio.timeout(self._timeout), False
         try:
@@ -141,7 +141,7 @@ class EtcdWire:
                 await self._prepare(endpoint, self._timeout)
                 async with self._post(endpoint, "watch", body, self._timeout) as response:
                     async for line in _lines(response):
-                        heard(_result(line))
+                        received(_result(line))
                         made = True
                         limit.reschedule(asyncio.get_running_loop().time() + _QUIET)
             raise OSError("the watch was ended")

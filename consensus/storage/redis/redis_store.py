@@ -128,10 +128,10 @@ class RedisStore(ServerStore):
         wanted = check_prefix(prefix).encode()
 
         async def listen(tell: Callable[[], None]) -> None:
-            def heard(name: bytes) -> None:
+            def received(name: bytes) -> None:
                 if not name or name.startswith(wanted):
                     tell()
 
-            await self._wire.listen(self._channel, heard)
+            await self._wire.listen(self._channel, received)
 
         return self._watches.follow(listen)

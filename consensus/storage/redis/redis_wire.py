@@ -124,15 +124,15 @@ class RedisWire:
             except errors.NoScriptError:  # an answer: it did not run
                 return await exchange("EVAL", script.text, len(keys), *keys, *arguments)
 
-    async def listen(self, channel: str, heard: Callable[[bytes], None]) -> None:
-        """Call ``heard`` with b"" once subscribed, then with every message, until it fails."""
+    async def listen(self, channel: str, received: Callable[[bytes], None]) -> None:
+        """Call ``received`` with b"" once subscribed, then with every message, until it fails."""
         try:
             async with asyncio.timeout(self._timeout) as limit, self._connection() as connection:
                 try:
                     await connection.send_command("SUBSCRIBE", channel)
                     await connection.read_response()
                     limit.reschedule(None)
-                    heard(b"")
+                    received(b"")
                     while True:
                         answer = await connection.read_response(timeout=_QUIET)
                         if answer is None:
@@ -141,7 +141,7 @@ class RedisWire:
                             answer = await connection.read_response()
                             limit.reschedule(None)
                         if answer[0] == b"message":
-                            heard(answer[2])
+                            received(answer[2])
                 finally:
                     await connection.disconnect(nowait=True)  # subscribed, so no other command can use it
         except (errors.RedisError, OSError, TimeoutError, *ODD_ANSWER) as error:

@@ -75,7 +75,7 @@ class Carrier(ABC):
         """Fill them."""
 
     @abstractmethod
-    def heard(self, said: list[Any]) -> None:
+    def on_message(self, said: list[Any]) -> None:
         """The other end has said something, over the link. Must not wait."""
 
     @abstractmethod
@@ -87,7 +87,7 @@ class GroupCarrier(Carrier):
     """By a process group of two, rank 0 sends; on a stream of its own."""
 
     def __init__(self, make: Make, tell: Callable[[list[Any]], None], *, sends: bool, place: str) -> None:
-        """``make``: of NCCL's; ``tell``: reaches the other end's ``heard``; ``place``: of this end's tensors."""
+        """``make``: of NCCL's; ``tell``: reaches the other end's ``on_message``; ``place``: of this end's tensors."""
         super().__init__(place)
         self._make = make
         self._rank = 0 if sends else 1
@@ -120,9 +120,9 @@ class GroupCarrier(Carrier):
         """See ``Carrier``."""
         self._go(tensors, self._group.recv)
 
-    def heard(self, said: list[Any]) -> None:
+    def on_message(self, said: list[Any]) -> None:
         """See ``Carrier``: keys of the store."""
-        self._store.heard(str(said[0]), bytes(said[1]))
+        self._store.received(str(said[0]), bytes(said[1]))
 
     def abort(self, why: str) -> None:
         """See ``Carrier``."""
@@ -220,7 +220,7 @@ class MappedCarrier(Carrier):
             event = self._device.waited()
         await_event(event, "the copy from the peer's memory")
 
-    def heard(self, said: list[Any]) -> None:
+    def on_message(self, said: list[Any]) -> None:
         """See ``Carrier``."""
         self._said.put(said)
 

@@ -59,7 +59,7 @@ class Serial:
 
 
 class Freight:
-    """Of one lane. ``tell``: gives words to the peer's ``heard``, over the link and in order."""
+    """Of one lane. ``tell``: gives words to the peer's ``on_message``, over the link and in order."""
 
     def __init__(self, there: Facts, tell: Callable[[list[Any]], None]) -> None:
         self.choice: Choice = choice.choose(choice.facts(), there)
@@ -107,7 +107,7 @@ class Freight:
         assert self._in is not None  # the peer's word that it builds came before
         self._in.receive(tensors)
 
-    def heard(self, said: list[Any]) -> None:
+    def on_message(self, said: list[Any]) -> None:
         """On the thread that reads: must not wait."""
         whose, what, words = said
         if what == "build":
@@ -118,7 +118,7 @@ class Freight:
         elif what == "built":
             self._has_built(_BACK, str(words[0]))
         elif (end := self._in if whose == _OUT else self._out) is not None:
-            end.heard(words)
+            end.on_message(words)
 
     def end(self, error: BaseException) -> None:
         """The stream is over: what is carried fails."""

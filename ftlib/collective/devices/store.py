@@ -15,7 +15,7 @@ class LinkStore(dist.Store):  # type: ignore[name-defined, misc]
     """As much of a store as process groups of two need. Waits for keys until ``end``, or its time-out."""
 
     def __init__(self, tell: Callable[[str, bytes], None], timeout: float) -> None:
-        """``tell`` gives a key and its value to the other one's ``heard``; ``timeout`` in seconds."""
+        """``tell`` gives a key and its value to the other one's ``received``; ``timeout`` in seconds."""
         super().__init__()
         self._tell = tell
         self._seconds = timeout
@@ -23,7 +23,7 @@ class LinkStore(dist.Store):  # type: ignore[name-defined, misc]
         self._values: dict[str, bytes] = {}
         self._why = ""
 
-    def heard(self, key: str, value: bytes) -> None:
+    def received(self, key: str, value: bytes) -> None:
         """The other one has set a key."""
         with self._changed:
             self._values[key] = value
@@ -38,7 +38,7 @@ class LinkStore(dist.Store):  # type: ignore[name-defined, misc]
     def set(self, key: str, value: Any) -> None:
         """See torch."""
         data = value.encode() if isinstance(value, str) else bytes(value)
-        self.heard(key, data)
+        self.received(key, data)
         self._tell(key, data)
 
     def get(self, key: str) -> bytes:

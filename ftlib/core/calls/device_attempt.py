@@ -39,7 +39,7 @@ class DeviceAttempt(Attempt):
         while window:
             self._reap()
         accelerated = self._end_bulks()
-        session.heard(accelerated=trailer.accelerated)
+        session.received(accelerated=trailer.accelerated)
         trailer, results = self._ended([(slots | bulk)[number] for number in range(len(layout.buckets))])
         return trailer, results.carried(accelerated=accelerated or call.accelerated)
 

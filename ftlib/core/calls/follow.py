@@ -163,7 +163,7 @@ class FollowedAttempt(Attempt):
         trailer = self._trailer
         assert trailer is not None
         if layout.places:
-            self._session.heard(accelerated=trailer.accelerated)
+            self._session.received(accelerated=trailer.accelerated)
         if self._followed.kind is Kind.AVERAGE:  # as the others do
             self._assumed = self._session.divisor if layout.compression is None else trailer.divisor
         return self._ended(slots)

@@ -120,7 +120,7 @@ class OpenDeviceAttempt(OpenAttempt):
             self._reap()
         accelerated, trailer = self._end_bulks(), self._trailer
         assert trailer is not None
-        self.session.heard(accelerated=trailer.accelerated)
+        self.session.received(accelerated=trailer.accelerated)
         trailer, results = self._ended(self._slots)
         return trailer, results.carried(accelerated=accelerated or self.call.accelerated)
 

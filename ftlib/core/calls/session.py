@@ -113,7 +113,7 @@ class Session:
         """The trailer of an attempt shows that these members have to stop (see ``Report``). Under the plane's lock."""
         self.blamed, self.dispute = blamed, dispute
 
-    def heard(self, *, accelerated: bool) -> None:
+    def received(self, *, accelerated: bool) -> None:
         """A call with tensors on devices has ended: what its trailer says of accelerators. Training thread only."""
         self.accelerated = accelerated
 

@@ -40,7 +40,7 @@ class Handover:
         self._began = self._plane().threads.now()
         self._until = self._began + (self._patience if within is None else within)
 
-    def heard(self, coming: bool | None) -> None:
+    def answered(self, coming: bool | None) -> None:
         """The launcher's word; None if it does not know, or there is none."""
         self._word = coming
 

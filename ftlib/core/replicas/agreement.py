@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 class Holders:
-    """Which members of one replica hold the result of a call, as one of them has heard. For as long as the replica lives."""
+    """Which members of one replica hold the result of a call, as one of them knows. For as long as the replica lives."""
 
     def __init__(self, members: Sequence[str]) -> None:
         """``members``: ids of the whole replica, this member included."""
@@ -26,7 +26,7 @@ class Holders:
         """This member carries out ``call`` in the view of ``epoch``. Words of earlier views count no more."""
         self._epoch, self._call = epoch, call
 
-    def hear(self, member: str, epoch: int, call: int) -> None:
+    def receive(self, member: str, epoch: int, call: int) -> None:
         """``member`` holds its result of ``call`` in the view of ``epoch``; it may be further than this member is."""
         if member in self._newest:
             self._newest[member] = max(self._newest[member], (epoch, call))

@@ -126,8 +126,8 @@ class ReplicaVerdict(NamedTuple):
     """At a border: the steps from which the processes of this replica begin, if these differ."""
 
 
-class Heard:
-    """The words of one replica, as one of its members has heard them. The owner has a lock around it."""
+class ReceivedWords:
+    """The words of one replica, as one of its members has received them. The owner has a lock around it."""
 
     def __init__(self, members: Sequence[str]) -> None:
         """``members``: ids of the whole replica, this member included."""
@@ -149,15 +149,15 @@ class Heard:
         self._entered, self._earlier = word, earlier
         self._holders.enter(word.epoch, word.call)
 
-    def hear(self, member: str, word: Word) -> None:
+    def receive(self, member: str, word: Word) -> None:
         """``member`` has said ``word``."""
-        self._borders.hear(member, word.epoch, word.call)  # whoever has been in the call has passed the border
+        self._borders.receive(member, word.epoch, word.call)  # whoever has been in the call has passed the border
         if word.flags & WordFlag.BORDER:
             if any(word.call > known.call for known in self._at_border.values()):
                 self._at_border.clear()
             self._at_border[member, word.epoch] = word
         else:
-            self._results.hear(member, word.epoch, word.call)
+            self._results.receive(member, word.epoch, word.call)
             self._words[member, word.call] = word
             self._words.pop((member, word.call - 2), None)
 
@@ -225,7 +225,7 @@ class Mates(Protocol):
     def enter(self, word: Word, *, earlier: bool = False) -> None:
         """This member holds what ``word`` says, or is where it says: say so, and listen for the others' words about that.
 
-        ``earlier``: see ``Heard``.
+        ``earlier``: see ``ReceivedWords``.
         """
 
     def verdict(self, seconds: float) -> ReplicaVerdict | None:

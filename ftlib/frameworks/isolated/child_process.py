@@ -52,7 +52,7 @@ class ChildProcess(ABC):
         self._reading = threading.Lock()
         """Whoever holds it reads records. A thread that waits for an operation does so, if nobody else does."""
         self._poll = select.epoll(2)
-        self._heard = 0
+        self._received = 0
         """Records so far, give or take: only whether it stands still is looked at."""
         self._given: dict[int, Callable[[], bool]] = {}
         """Memory that it has, by number: whether each is still used. Guarded by ``_telling``."""
@@ -164,7 +164,7 @@ class ChildProcess(ABC):
     def _listen(self) -> None:
         self._poll.register(self._sock, select.EPOLLIN)
         self._poll.register(self._pidfd, select.EPOLLIN)
-        silent, heard, talks = 0, 0, True
+        silent, received, talks = 0, 0, True
         while True:
             ready = {fd for fd, _ in self._poll.poll(_LOOK)}
             if ready and talks and self._reading.acquire(blocking=False):  # else another thread reads, and misses no record
@@ -179,8 +179,8 @@ class ChildProcess(ABC):
                     self._reading.release()
             if self._pidfd in ready:
                 break
-            if heard != self._heard:
-                silent, heard = 0, self._heard
+            if received != self._received:
+                silent, received = 0, self._received
             if not ready:
                 silent = self._look(silent)
         self._end()
@@ -195,7 +195,7 @@ class ChildProcess(ABC):
             data = b""
         if not data:
             raise EOFError
-        self._heard += 1
+        self._received += 1
         try:
             record = self._unpack(data)
         except RecordError as error:

@@ -1,6 +1,6 @@
 """The agent of one host: does what the caller says, and tells what happens. It decides one thing: when the caller is gone.
 
-Its stdin is the leash: when it ends, or when nothing was heard for the caller's ``agent_timeout``, all workers here are killed.
+Its stdin is the leash: when it ends, or nothing was received for the caller's ``agent_timeout``, all workers here are killed.
 Three processes, guard, keeper and steward, outlive each other (see ``guard``): nothing stays, whichever of them are killed.
 """
 

@@ -165,7 +165,7 @@ class Agents:
                 command,
                 timeout=plan.agent_timeout,
                 opening=max(_OPENING, plan.agent_timeout),
-                received=lambda message, size: self._heard(host, link, message, size),
+                received=lambda message, size: self._on_message(host, link, message, size),
                 over=lambda why: self._lost(host, link, why),
                 said=lambda lines: self._desk.spoken(host, lines),
             )
@@ -225,7 +225,7 @@ class Agents:
 
     # What they say.
 
-    def _heard(self, host: str, link: Link, message: Message, size: int) -> None:
+    def _on_message(self, host: str, link: Link, message: Message, size: int) -> None:
         agent = self._agents.get(host)
         if agent is None or agent.link is not link:
             return

@@ -98,8 +98,8 @@ class Channel:
         return not (self._urgent or self._lines or self._bulk or self._rest)
 
     def renew(self, deadline: Deadline) -> None:
-        """Judge the other end, which was just heard, by another deadline from now on."""
-        deadline.heard(time.monotonic())
+        """Judge the other end, from which something just came, by another deadline from now on."""
+        deadline.received(time.monotonic())
         self.deadline = deadline
         self._timer.cancel()
         self._timer = self._loop.call_later(deadline.interval, self._tick)
@@ -138,7 +138,7 @@ class Channel:
             if rest is None:
                 return
             self._first, chunk = None, rest
-        self.deadline.heard(time.monotonic())
+        self.deadline.received(time.monotonic())
         try:
             messages = self._decoder.feed(chunk)
         except StreamError as error:

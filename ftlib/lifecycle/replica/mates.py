@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from consensus import CarefulLogger
 
 from ...core.replicas.whole import Replica
-from ...core.replicas.words import Heard, ReplicaVerdict, Word, WordFlag, read_words
+from ...core.replicas.words import ReceivedWords, ReplicaVerdict, Word, WordFlag, read_words
 from ...errors import GroupError, JobEnded, ReplicaLost
 from .hellos import Door, call, drop
 
@@ -47,9 +47,9 @@ class Connections:
         """Shards that have said goodbye; True: because their programs have ended."""
         self._over: set[int] = set()
         """Shards whose connections have ended: all that they had said has been read."""
-        self._heard: Heard | None = None
+        self._received: ReceivedWords | None = None
         self._lock = threading.Lock()
-        """Guards ``_heard``, ``_goodbye``, ``_connecting`` and ``_closed``, sends, and the moment in which all are there."""
+        """Guards ``_received``, ``_goodbye``, ``_connecting`` and ``_closed``, sends, and the moment in which all are there."""
         self._reading = threading.Lock()
         """Guards ``_rest``, ``_gone``, ``_over``, ``_failure`` and ``_told``. Held from before a connection is read until what
         came is noted: so none is closed meanwhile, and nobody takes a goodbye that another thread is about to note for a death.
@@ -116,7 +116,7 @@ class Connections:
                 raise GroupError(f"nobody can wait for the ends of the mates: {error}") from error
             for sock in self._socks.values():
                 self._poll.register(sock, select.POLLIN)
-            self._heard = Heard(replica.ids)
+            self._received = ReceivedWords(replica.ids)
             self._replica, self._connecting = replica, False
 
     def _give_up(self) -> None:
@@ -144,10 +144,10 @@ class Connections:
 
     def enter(self, word: Word, *, earlier: bool = False) -> None:
         """See ``Mates``."""
-        heard = self._heard
-        assert heard is not None
+        received = self._received
+        assert received is not None
         with self._lock:
-            heard.enter(word, earlier=earlier)
+            received.enter(word, earlier=earlier)
         self._say(word)
 
     def vouch(self, word: Word) -> None:
@@ -193,30 +193,30 @@ class Connections:
     def missing(self) -> str:
         """See ``Mates``."""
         with self._lock:
-            ids = () if self._heard is None else self._heard.missing()
+            ids = () if self._received is None else self._received.missing()
         replica = self._replica
         shards = [] if replica is None else [str(replica.ids.index(key)) for key in ids]
         return f"shard {', '.join(shards)} of this replica" if shards else "nobody of this replica"
 
     def _verdict(self) -> ReplicaVerdict | None:
-        assert self._heard is not None
+        assert self._received is not None
         with self._lock:
-            return self._heard.verdict()
+            return self._received.verdict()
 
     def _say(self, word: Word) -> None:
-        replica, heard, data = self._replica, self._heard, word.pack()
-        if replica is None or heard is None:
+        replica, received, data = self._replica, self._received, word.pack()
+        if replica is None or received is None:
             return
         with self._lock:
-            heard.hear(replica.ids[self._shard], word)
+            received.receive(replica.ids[self._shard], word)
             for sock in self._socks.values():
                 with contextlib.suppress(OSError):  # the thread that waits for ends says who has ended
                     sock.sendall(data)
 
     def _read(self, shard: int) -> None:
         """Read what has come from ``shard``. Under the lock for reading."""
-        replica, heard = self._replica, self._heard
-        assert replica is not None and heard is not None
+        replica, received = self._replica, self._received
+        assert replica is not None and received is not None
         if shard in self._over:
             return
         try:
@@ -236,7 +236,7 @@ class Connections:
                 self._gone[shard] = bool(word.flags & WordFlag.ENDED)
                 continue
             with self._lock:
-                heard.hear(replica.ids[shard], word)
+                received.receive(replica.ids[shard], word)
 
     # --- the end -------------------------------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ class ReplicationSender:
 
     def hand_on(self, call: Call, results: Results) -> Sequence[Slot] | None:
         """``call`` has finished. None: the results' slots stay the caller's. Else the slots to use instead of them."""
-        if not self._stream.heard:
+        if not self._stream.has_subscribers:
             return None
         plane = self._plane
         if plane.state_id != plane.current_state_id or call.by_backup:
@@ -118,7 +118,7 @@ class ReplicationSender:
     @property
     def busy(self) -> bool:
         """True while this sender serves a spare. Under the plane's lock."""
-        return self.asked or self._stream.heard
+        return self.asked or self._stream.has_subscribers
 
     # --- other threads -------------------------------------------------------------------------------------------------
 

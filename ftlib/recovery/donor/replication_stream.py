@@ -43,7 +43,7 @@ class ReplicationStream:
         """Signature of the calls to whose layout the spare slots belong."""
 
     @property
-    def heard(self) -> bool:
+    def has_subscribers(self) -> bool:
         """True while there is a subscriber."""
         return bool(self._subscribers)
 

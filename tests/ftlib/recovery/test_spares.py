@@ -279,7 +279,9 @@ def test_a_spare_with_another_shape_is_told_so() -> None:
             stranger.step()
         assert made.pupils[0].ft.size == 2
         stranger.ft.close()
-        eventually(lambda: not any(donor_of(pupil).sender._stream.heard for pupil in made.pupils), "nobody listens any more")
+        eventually(
+            lambda: not any(donor_of(pupil).sender._stream.has_subscribers for pupil in made.pupils), "nobody listens any more"
+        )
 
 
 def test_without_registered_state_spares_wait_as_ever() -> None:
@@ -310,9 +312,11 @@ def test_a_spare_that_leaves_gives_everything_back(monkeypatch: pytest.MonkeyPat
     with school(2) as made:
         spare = made.spare()
         made.level(spare)
-        assert any(donor_of(pupil).sender._stream.heard for pupil in made.pupils)
+        assert any(donor_of(pupil).sender._stream.has_subscribers for pupil in made.pupils)
         spare.ft.close()
-        eventually(lambda: not any(donor_of(pupil).sender._stream.heard for pupil in made.pupils), "nobody listens any more")
+        eventually(
+            lambda: not any(donor_of(pupil).sender._stream.has_subscribers for pupil in made.pupils), "nobody listens any more"
+        )
         eventually(lambda: not any(donor_of(pupil)._snapshots.nbytes for pupil in made.pupils), "nothing is pinned")
         assert not spare.hashes
 

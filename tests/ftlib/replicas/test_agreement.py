@@ -10,36 +10,36 @@ R, S = ("r0", "r1"), ("s0", "s1")
 def test_a_call_is_finished_once_all_members_hold_it() -> None:
     holders = Holders(R)
     holders.enter(7, 3)
-    holders.hear("r0", 7, 3)
+    holders.receive("r0", 7, 3)
     assert not holders.complete
-    holders.hear("stranger", 7, 3)
+    holders.receive("stranger", 7, 3)
     assert not holders.complete
-    holders.hear("r1", 7, 3)
+    holders.receive("r1", 7, 3)
     assert holders.complete
 
 
 def test_what_was_said_in_another_view_or_call_does_not_count() -> None:
     holders = Holders(R)
     holders.enter(7, 3)
-    holders.hear("r0", 7, 3)
-    holders.hear("r1", 6, 3)
-    holders.hear("r1", 7, 2)
+    holders.receive("r0", 7, 3)
+    holders.receive("r1", 6, 3)
+    holders.receive("r1", 7, 2)
     assert not holders.complete
-    holders.hear("r1", 8, 3)
+    holders.receive("r1", 8, 3)
     assert not holders.complete
     holders.enter(8, 3)
     assert not holders.complete
-    holders.hear("r0", 8, 3)
+    holders.receive("r0", 8, 3)
     assert holders.complete, "the other one was in that view before this member"
 
 
 def test_words_may_come_early_and_in_any_order() -> None:
     holders = Holders(R)
     holders.enter(7, 1)
-    holders.hear("r1", 7, 9)  # this member has yet to get the state after call 8
-    holders.hear("r1", 7, 8)
+    holders.receive("r1", 7, 9)  # this member has yet to get the state after call 8
+    holders.receive("r1", 7, 8)
     holders.enter(7, 9)
-    holders.hear("r0", 7, 9)
+    holders.receive("r0", 7, 9)
     assert holders.complete
 
 

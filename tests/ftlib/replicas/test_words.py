@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlib.core.replicas.words import Heard, ReplicaVerdict, Word, WordFlag, read_words
+from ftlib.core.replicas.words import ReceivedWords, ReplicaVerdict, Word, WordFlag, read_words
 
 HERE = WordFlag(0)
 
@@ -16,11 +16,11 @@ def border(call: int, said: WordFlag = HERE, *, epoch: int = 1, turn: int = 0, d
 
 def heard(own: Word, *theirs: Word, earlier: bool = False) -> ReplicaVerdict | None:
     """The verdict at ``a``, which says ``own``, once ``b`` has said all of ``theirs``."""
-    both = Heard(["a", "b"])
-    both.hear("a", own)
+    both = ReceivedWords(["a", "b"])
+    both.receive("a", own)
     both.enter(own, earlier=earlier)
     for word in theirs:
-        both.hear("b", word)
+        both.receive("b", word)
     return both.verdict()
 
 
@@ -95,12 +95,12 @@ def test_words_of_an_earlier_view() -> None:
     """A mate that has heard all of them goes on, and says nothing in the next view."""
 
     def later(*theirs: Word, earlier: bool = True) -> ReplicaVerdict | None:
-        both = Heard(["a", "b"])
-        both.hear("a", border(4, donor=1))
-        both.hear("a", border(4, epoch=2, donor=1))
+        both = ReceivedWords(["a", "b"])
+        both.receive("a", border(4, donor=1))
+        both.receive("a", border(4, epoch=2, donor=1))
         both.enter(border(4, epoch=2, donor=1), earlier=earlier)
         for word in theirs:
-            both.hear("b", word)
+            both.receive("b", word)
         return both.verdict()
 
     assert later(border(4, donor=1)) is not None

@@ -52,7 +52,7 @@ def test_a_link_said_to_be_broken_that_is_not(monkeypatch: pytest.MonkeyPatch) -
     stage = Stage(Exclusion, 4)
     stage.world.run(12.0)
     pair = {stage.hosts[1].id, stage.hosts[2].id}
-    monkeypatch.setattr(Links, "heard", lambda *_: None)
+    monkeypatch.setattr(Links, "answered", lambda *_: None)
     monkeypatch.setattr(Links, "silent_for", lambda links, other, _now: 9.0 * ({links._own_id, other} == pair))
     with pytest.raises(Violation, match=r"severed, proposed by .* but both had been well"):
         stage.world.run(60.0)

@@ -30,7 +30,7 @@ def test_a_view_that_nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     deaf = stage.hosts[-1]
     for name in ("on_chosen", "on_install", "on_flush_request"):
         monkeypatch.setattr(deaf.machine._change, name, lambda *_: None)
-    monkeypatch.setattr(deaf.machine._contact, "heard", lambda *_: None)
+    monkeypatch.setattr(deaf.machine._contact, "on_introduction", lambda *_: None)
     with pytest.raises(Violation, match=r"m.* still follows view 1 .*, though m.* knows view 2 .* both have been well"):
         one_misses_a_change(stage)
 

@@ -379,7 +379,7 @@ class History:
         view = self._views[process.epoch]
         for mate in next((ids for ids in view.replicas if process.id in ids), ()):
             if mate == process.id:
-                process.holders.hear(mate, self._named(process.epoch), call)
+                process.holders.receive(mate, self._named(process.epoch), call)
             else:
                 self._words.append((mate, process.id, self._named(process.epoch), call))
 
@@ -387,7 +387,7 @@ class History:
         receiver, sender, epoch, call = self._words.pop(index)
         process = self._processes[receiver]
         if process.alive and not process.over:
-            process.holders.hear(sender, epoch, call)
+            process.holders.receive(sender, epoch, call)
 
     def _finish(self, member: str) -> None:
         process = self._processes[member]

@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 
 from ftlib.core.replicas.whole import Replica
-from ftlib.core.replicas.words import Heard, ReplicaVerdict, Word, WordFlag
+from ftlib.core.replicas.words import ReceivedWords, ReplicaVerdict, Word, WordFlag
 from ftlib.errors import GroupError, ReplicaLost
 
 from ..machine.links import connected
@@ -41,7 +41,7 @@ class SimulatedMates:
         self._rng = rng
         self._lost = lost
         self._replica: Replica | None = None
-        self._heard: Heard | None = None
+        self._received: ReceivedWords | None = None
         self._inbox: list[tuple[str, Word]] = []
         self._gone = self._parted = False
         self._failure: ReplicaLost | None = None
@@ -56,7 +56,7 @@ class SimulatedMates:
         if self._replica is not None:
             assert self._replica.ids == replica.ids, "a replica is a cohort, and a cohort never changes"
             return
-        self._replica, self._heard = replica, Heard(replica.ids)
+        self._replica, self._received = replica, ReceivedWords(replica.ids)
         others = [key for key in replica.ids if key != self._process.host.id]
         try:
             deadline = threads.now() + timeout
@@ -65,7 +65,7 @@ class SimulatedMates:
                     raise GroupError(f"{missing} did not connect")
                 threads.sleep(self._rng.uniform(0.0, LOOK))
         except GroupError:
-            self._replica = self._heard = None
+            self._replica = self._received = None
             raise
         self._lines = {key: _Line(self, self._rng, jobs.processes[key]) for key in others}
 
@@ -82,8 +82,8 @@ class SimulatedMates:
 
     def enter(self, word: Word, *, earlier: bool = False) -> None:
         """See ``Mates``."""
-        assert self._heard is not None
-        self._heard.enter(word, earlier=earlier)
+        assert self._received is not None
+        self._received.enter(word, earlier=earlier)
         self._say(word)
 
     def vouch(self, word: Word) -> None:
@@ -92,10 +92,10 @@ class SimulatedMates:
 
     def verdict(self, seconds: float) -> ReplicaVerdict | None:
         """See ``Mates``."""
-        assert self._heard is not None
+        assert self._received is not None
         if self._interrupts.random() < self._process.jobs.interrupts:
             raise Interrupted
-        if (found := self._heard.verdict()) is not None:
+        if (found := self._received.verdict()) is not None:
             return found
         if not self._inbox and self._failure is None and not self._gone:
             threads = self._process.threads
@@ -104,8 +104,8 @@ class SimulatedMates:
             self._waiting = None
         inbox, self._inbox = self._inbox, []
         for sender, word in inbox:
-            self._heard.hear(sender, word)
-        found = self._heard.verdict()
+            self._received.receive(sender, word)
+        found = self._received.verdict()
         if found is None and self._failure is not None:
             raise self._failure.with_traceback(None)
         if found is None and self._gone:
@@ -114,7 +114,7 @@ class SimulatedMates:
 
     def missing(self) -> str:
         """See ``Mates``."""
-        return "" if self._heard is None else ", ".join(self._heard.missing())
+        return "" if self._received is None else ", ".join(self._received.missing())
 
     def part(self) -> None:
         """Say goodbye."""
@@ -141,8 +141,8 @@ class SimulatedMates:
             self._process.threads.wake(self._waiting)
 
     def _say(self, word: Word) -> None:
-        if self._heard is not None:
-            self._heard.hear(self._process.host.id, word)
+        if self._received is not None:
+            self._received.receive(self._process.host.id, word)
             for line in self._lines.values():
                 line.send(word)
 
