@@ -97,7 +97,7 @@ class Fetcher:
         offer = self.transport.offer(
             [member],
             version=holders.VERSION,
-            state_id=holders.ORIGIN,
+            state_id=holders.STATE_ID,
             turn=0,
             inline_from=member.id,
             go_on=lambda: True,

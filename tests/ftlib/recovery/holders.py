@@ -37,7 +37,7 @@ from ftlib.state.registry import Registered
 from tests.harness.nursery import ROOT
 
 VERSION = 5
-ORIGIN = "origin"
+STATE_ID = "origin"
 TIMEOUT = 120.0
 
 
@@ -82,7 +82,7 @@ class Holder:
         """Act in a view of this one and ``others``, whose next call is ``version``."""
         session = meeting([self.member, *others], self.member.id, group, version=version, epoch=epoch)
         assert self.plane.activate(session)
-        self.plane.state_id = ORIGIN
+        self.plane.state_id = STATE_ID
         self.donor.activated(session)
         return session
 
@@ -114,7 +114,7 @@ class Holder:
 
 def meeting(members: Sequence[Member], own: str, group: Group | None, *, version: int = VERSION, epoch: int = 2) -> Session:
     """The session of the view in which all have the ranks of that order."""
-    plan = SalvagePlan(version - 1, version - 1, current_state_id=ORIGIN, holders=(members[0].id,))
+    plan = SalvagePlan(version - 1, version - 1, current_state_id=STATE_ID, holders=(members[0].id,))
     ranks = {member.id: rank for rank, member in enumerate(members)}
     return Session(View(epoch, "parent", tuple(members)), plan, own, ranks, group)
 

@@ -30,7 +30,7 @@ from ftlib.recovery.layout.shards import BLOCK, Shard, cut, digest_of
 from tests.harness.basics import around, eventually
 from tests.harness.company import in_thread
 
-from .holders import ORIGIN, TIMEOUT, VERSION, Holder, Model, meeting, somebody
+from .holders import STATE_ID, TIMEOUT, VERSION, Holder, Model, meeting, somebody
 
 SIZES = [1_500_000, 3, 1_000_000]
 NBYTES = 4 * sum(SIZES)
@@ -66,7 +66,7 @@ def once(holder: Holder, kind: str, **query: object) -> bytes:
 
 def offer(holder: Holder, **changes: object) -> bytes:
     own = holder.member.id
-    query = {"joiner": JOINER.id, "version": VERSION, "origin": ORIGIN, "holders": own, "turn": 0, "inline": 0}
+    query = {"joiner": JOINER.id, "version": VERSION, "origin": STATE_ID, "holders": own, "turn": 0, "inline": 0}
     query |= {"apart": 0, "portion": 0, "first": 0, "keep": VERSION}
     return ask(holder, "offer", **{**query, **changes})
 
@@ -297,7 +297,7 @@ class TestDigests:
     def test_are_of_the_state_on_entry(self, holder: Holder) -> None:
         before = bytes(state_of(holder))
         chunks = holder.donor.source(
-            {"ask": "digest", "version": str(VERSION), "origin": ORIGIN, "ranges": f"16:{NBYTES},8:24"}
+            {"ask": "digest", "version": str(VERSION), "origin": STATE_ID, "ranges": f"16:{NBYTES},8:24"}
         )
         holder.leave()
         step(holder)
@@ -316,7 +316,7 @@ class TestDigests:
             return found
 
         with pytest.raises(RefusalError, match=f"call {VERSION} is over here") as refused:
-            offer(holder) if kind == "offer" else ask(holder, kind, version=VERSION, origin=ORIGIN, ranges="0:8")
+            offer(holder) if kind == "offer" else ask(holder, kind, version=VERSION, origin=STATE_ID, ranges="0:8")
         assert refused.value.status == Refusal.OVER
         assert not holder.donor._snapshots.nbytes
 
@@ -337,7 +337,7 @@ class TestDigests:
     )
     def test_of_nothing(self, holder: Holder, ranges: str) -> None:
         with pytest.raises(LookupError, match=r"ranges=\.\.\.|ranges=NUMBER|not within"):
-            ask(holder, "digest", version=VERSION, origin=ORIGIN, ranges=ranges)
+            ask(holder, "digest", version=VERSION, origin=STATE_ID, ranges=ranges)
 
 
 class TestWatching:
@@ -382,20 +382,20 @@ class TestWatching:
 
 
 def test_what_is_inline_is_of_one_call_or_of_none(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ask(holder, "inline", version=VERSION, origin=ORIGIN)
-    before = ask(holder, "inline", version=VERSION, origin=ORIGIN)
+    assert ask(holder, "inline", version=VERSION, origin=STATE_ID)
+    before = ask(holder, "inline", version=VERSION, origin=STATE_ID)
 
     @around(monkeypatch, donor_module, "split")
     def too_slow(original: Any, *args: Any) -> Any:
         holder.leave()
         return original(*args)
 
-    assert ask(holder, "inline", version=VERSION, origin=ORIGIN) == before, "it was looked at once, and does for all"
+    assert ask(holder, "inline", version=VERSION, origin=STATE_ID) == before, "it was looked at once, and does for all"
     with holder.plane.changed:
         holder.plane.current = None  # that call is given up, and another one has its number
     holder.enter()
     with pytest.raises(LookupError, match=f"not read before the end of call {VERSION}: too much of it is inline") as caught:
-        ask(holder, "inline", version=VERSION, origin=ORIGIN)
+        ask(holder, "inline", version=VERSION, origin=STATE_ID)
     assert not isinstance(caught.value, RefusalError), "it was not asked too late, which has a status of its own"
 
 
@@ -571,7 +571,7 @@ def test_a_state_that_was_read_in_a_call_that_was_given_up_is_not_pinned(
 
 def test_a_spare_that_asks_too_late_is_refused_at_once(holder: Holder) -> None:
     """This member is in that call already, and has not ended it."""
-    request = SnapshotRequest("spare", ORIGIN, (holder.member.id,), 0, VERSION, wants_inline=False)
+    request = SnapshotRequest("spare", STATE_ID, (holder.member.id,), 0, VERSION, wants_inline=False)
     with pytest.raises(LookupError, match=f"is past the beginning of call {VERSION}"):
         holder.donor.sender.begin(request)
 
@@ -579,7 +579,7 @@ def test_a_spare_that_asks_too_late_is_refused_at_once(holder: Holder) -> None:
 def test_a_spare_whose_request_is_being_granted_waits_for_the_answer(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
     """If it asked again it would come too late, and the state would be copied for it once more."""
     sender = holder.donor.sender
-    request = SnapshotRequest("spare", ORIGIN, (holder.member.id,), 0, VERSION + 1, wants_inline=False)
+    request = SnapshotRequest("spare", STATE_ID, (holder.member.id,), 0, VERSION + 1, wants_inline=False)
     meanwhile = iter([sender._requests.clear, lambda: request.answer.set_result(b"granted")])
     monkeypatch.setattr(holder.plane.changed, "wait_for", lambda *_: next(meanwhile)())
     assert sender.begin(request) == b"granted"
@@ -588,7 +588,7 @@ def test_a_spare_whose_request_is_being_granted_waits_for_the_answer(holder: Hol
 def serve(holder: Holder) -> ReplicationSender:
     """A spare has asked for all, as of the next call, and gets it."""
     sender = holder.donor.sender
-    request = SnapshotRequest("spare", ORIGIN, (holder.member.id,), 0, VERSION + 1, wants_inline=False)
+    request = SnapshotRequest("spare", STATE_ID, (holder.member.id,), 0, VERSION + 1, wants_inline=False)
     asking = in_thread(lambda: sender.begin(request))
     eventually(lambda: sender.busy, "it has asked")
     holder.leave()
@@ -615,7 +615,7 @@ def test_a_spare_that_gives_its_copies_back_is_served_no_more(holder: Holder) ->
 
 
 def test_a_spares_late_release_does_not_concern_what_it_has_asked_for_since(holder: Holder) -> None:
-    query = {"joiner": "spare", "origin": ORIGIN, "holders": holder.member.id, "turn": 0, "version": VERSION + 1, "inline": 0}
+    query = {"joiner": "spare", "origin": STATE_ID, "holders": holder.member.id, "turn": 0, "version": VERSION + 1, "inline": 0}
     asking = in_thread(lambda: ask(holder, "begin", **query, request=3))
     sender = holder.donor.sender
     eventually(lambda: sender.busy, "it has asked")
@@ -669,7 +669,7 @@ def test_who_leaves_tells_the_spares_that_listen(holder: Holder) -> None:
 
 def test_what_a_spare_has_asked_for_is_not_pinned_once_it_is_a_member(holder: Holder) -> None:
     """It would take the place of what it has asked for as a joiner."""
-    request = SnapshotRequest(JOINER.id, ORIGIN, (holder.member.id,), 0, VERSION + 1, wants_inline=False)
+    request = SnapshotRequest(JOINER.id, STATE_ID, (holder.member.id,), 0, VERSION + 1, wants_inline=False)
     told: list[str] = []
 
     def begin() -> None:

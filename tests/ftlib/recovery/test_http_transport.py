@@ -46,7 +46,7 @@ from tests.harness.company import in_thread
 from tests.harness.fifo import hanging_for
 from tests.harness.relay import Relay
 
-from .holders import ORIGIN, TIMEOUT, VERSION, Holder, HolderProcess, Model, holders, meeting, somebody, whole
+from .holders import STATE_ID, TIMEOUT, VERSION, Holder, HolderProcess, Model, holders, meeting, somebody, whole
 
 SIZES = [1_500_000, 3, 1_000_000, 700_000]
 """Elements: four blocks, some of which begin in one parameter and end in another."""
@@ -83,7 +83,7 @@ class Joiner:
         self.got += nbytes
 
     def offer(self, members: list[Member], **changes: object) -> fetch.SnapshotOffer:
-        options = {"version": VERSION, "state_id": ORIGIN, "turn": 0, "inline_from": "", "go_on": always}
+        options = {"version": VERSION, "state_id": STATE_ID, "turn": 0, "inline_from": "", "go_on": always}
         return self.transport.offer(members, **{**options, **changes})  # type: ignore[arg-type]
 
     def all_of(self, holder: Holder) -> Shard:
@@ -347,7 +347,7 @@ class TestOffers:
             finished.append("it")
 
         monkeypatch.setattr(Answer, "finish", noted)
-        joiner.transport.digest(holder.member, VERSION, [(0, 8)], ORIGIN, always)
+        joiner.transport.digest(holder.member, VERSION, [(0, 8)], STATE_ID, always)
         assert finished == ["it"]
         joiner.fetch(holder.member, joiner.all_of(holder))
         assert finished == ["it"] * 2
@@ -438,28 +438,29 @@ class TestOffers:
 class TestTheRest:
     def test_digests_are_of_the_state_now(self, joiner: Joiner, holder: Holder) -> None:
         ranges = [(0, 100), (101, joiner.flat.nbytes)]
-        found = joiner.transport.digest(holder.member, VERSION, ranges, ORIGIN, always)
+        found = joiner.transport.digest(holder.member, VERSION, ranges, STATE_ID, always)
         data = torch.cat([row.detach() for row in holder.model.rows]).view(torch.uint8).numpy().data
         assert found == [digest_of(data[start:stop]) for start, stop in ranges]
 
     def test_inline_parts(self, joiner: Joiner, holder: Holder) -> None:
         registered = holder.transfer.registered
         assert registered is not None
-        assert joiner.transport.inline(holder.member, VERSION, ORIGIN, always) == split(registered, holder.plane.step)[0].packed
+        packed = split(registered, holder.plane.step)[0].packed
+        assert joiner.transport.inline(holder.member, VERSION, STATE_ID, always) == packed
 
     def test_are_dropped_where_nobody_wants_them_any_more(self, joiner: Joiner, holder: Holder) -> None:
         with pytest.raises(FetchError, match="not wanted any more"):
-            joiner.transport.inline(holder.member, VERSION, ORIGIN, never)
+            joiner.transport.inline(holder.member, VERSION, STATE_ID, never)
 
     def test_no_more_is_held_than_an_answer_may_have(
         self, joiner: Joiner, holder: Holder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        found = joiner.transport.inline(holder.member, VERSION, ORIGIN, always)
+        found = joiner.transport.inline(holder.member, VERSION, STATE_ID, always)
         monkeypatch.setattr(fetch, "_MOST", len(found))
-        assert joiner.transport.inline(holder.member, VERSION, ORIGIN, always) == found
+        assert joiner.transport.inline(holder.member, VERSION, STATE_ID, always) == found
         monkeypatch.setattr(fetch, "_MOST", len(found) - 1)
         with pytest.raises(FetchError, match=f"answers with more than {len(found) - 1} bytes"):
-            joiner.transport.inline(holder.member, VERSION, ORIGIN, always)
+            joiner.transport.inline(holder.member, VERSION, STATE_ID, always)
 
     def test_layouts_of_calls(self, joiner: Joiner, holder: Holder) -> None:
         layout = lay_out("barrier", [], "SUM", 1 << 20)
@@ -502,7 +503,7 @@ class TestTheRest:
     def test_too_early_is_later(self, joiner: Joiner, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(donor_module, "POLL", 0.01)
         with pytest.raises(Later, match="not inside call"):
-            joiner.transport.inline(holder.member, VERSION + 1, ORIGIN, always)
+            joiner.transport.inline(holder.member, VERSION + 1, STATE_ID, always)
         with pytest.raises(Refused, match="does not hold that state"):
             joiner.transport.inline(holder.member, VERSION, "another", always)
 

@@ -16,7 +16,7 @@ from ftlib.recovery.donor import read_hold as hold
 from tests.harness.basics import around, eventually
 from tests.harness.company import in_thread
 
-from .holders import ORIGIN, TIMEOUT, VERSION, Holder, Model, somebody
+from .holders import STATE_ID, TIMEOUT, VERSION, Holder, Model, somebody
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_calls_wait_for_an_answer(holder: Holder, monkeypatch: pytest.MonkeyPatc
         return original(*args)
 
     answers: list[bytes] = []
-    asking = in_thread(lambda: answers.append(ask(holder, version=VERSION + 1, origin=ORIGIN)))
+    asking = in_thread(lambda: answers.append(ask(holder, version=VERSION + 1, origin=STATE_ID)))
     eventually(lambda: VERSION + 1 in holder.donor._read_hold._open, "the question is there")
     holder.donor.ended(VERSION)  # which nobody asks about: this returns
     holder.leave()
@@ -66,7 +66,7 @@ def test_calls_wait_for_who_was_told_to_ask_again(holder: Holder, monkeypatch: p
     monkeypatch.setattr(donor_module, "POLL", 0.0)
     for name in ("PATIENCE", "GRACE"):
         monkeypatch.setattr(hold, name, TIMEOUT)
-    prefetch: dict[str, object] = {"version": VERSION + 1, "origin": ORIGIN}
+    prefetch: dict[str, object] = {"version": VERSION + 1, "origin": STATE_ID}
     with pytest.raises(LookupError, match="ask again"):
         ask(holder, **prefetch)
     holder.leave()
@@ -85,7 +85,7 @@ def test_calls_do_not_wait_long_for_who_was_told_to_ask_again(holder: Holder, mo
     monkeypatch.setattr(hold, "PATIENCE", TIMEOUT)
     monkeypatch.setattr(hold, "GRACE", 0.01)
     with pytest.raises(LookupError, match="ask again"):
-        ask(holder, version=VERSION + 1, origin=ORIGIN)
+        ask(holder, version=VERSION + 1, origin=STATE_ID)
     holder.leave()
     holder.enter()
     leaving = in_thread(lambda: holder.donor.ended(VERSION + 1))
@@ -113,7 +113,7 @@ def test_calls_do_not_wait_for_what_was_asked_in_another_view(holder: Holder, mo
     for name in ("PATIENCE", "GRACE"):
         monkeypatch.setattr(hold, name, TIMEOUT)
     with pytest.raises(LookupError, match="ask again"):
-        ask(holder, version=VERSION + 1, origin=ORIGIN)
+        ask(holder, version=VERSION + 1, origin=STATE_ID)
     holder.leave()
     holder.enter()
     leaving = in_thread(lambda: holder.donor.ended(VERSION + 1))

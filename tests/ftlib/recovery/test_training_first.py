@@ -10,7 +10,7 @@ from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.layout.shards import SMALLEST
 from tests.harness.basics import eventually
 
-from .holders import ORIGIN, VERSION, Holder, Model, somebody
+from .holders import STATE_ID, VERSION, Holder, Model, somebody
 
 SIZES = [1_500_000, 3, 1_000_000]
 NBYTES = 4 * sum(SIZES)
@@ -35,7 +35,7 @@ def ask(holder: Holder, kind: str, **query: object) -> None:
 
 
 def offer(holder: Holder, others: str = "", apart: int = 0) -> None:
-    given = {"origin": ORIGIN, "holders": holder.member.id + others, "turn": 0, "inline": 0}
+    given = {"origin": STATE_ID, "holders": holder.member.id + others, "turn": 0, "inline": 0}
     ask(holder, "offer", **given, apart=apart, portion=0, first=0, keep=VERSION)
 
 

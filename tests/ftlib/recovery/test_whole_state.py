@@ -29,7 +29,7 @@ from ftlib.state import codec
 from ftlib.state.codec import snapshot
 from ftlib.state.private import Private
 from ftlib.state.registry import Registered
-from tests.ftlib.recovery.holders import ORIGIN, Model, meeting, optimizer_of, somebody
+from tests.ftlib.recovery.holders import STATE_ID, Model, meeting, optimizer_of, somebody
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import in_thread
 from tests.harness.threads import Clock
@@ -284,7 +284,7 @@ def test_who_registered_nothing_says_so_once_it_is_too_late(
 
 
 @pytest.mark.parametrize(
-    "query", [{}, {"call": "5"}, {"origin": ORIGIN}, {"call": "five", "origin": ORIGIN}, {"call": "²", "origin": ORIGIN}]
+    "query", [{}, {"call": "5"}, {"origin": STATE_ID}, {"call": "five", "origin": STATE_ID}, {"call": "²", "origin": STATE_ID}]
 )
 def test_who_asks_has_to_say_for_what(plane: Plane, query: dict[str, str]) -> None:
     with pytest.raises(LookupError, match=r"expected .call=NUMBER&origin=ID, or founding=1"):
@@ -337,11 +337,11 @@ def test_the_initial_state_is_dropped_once_all_others_have_it(plane: Plane, sess
 def test_a_state_on_a_device_is_read_after_what_was_enqueued_before_the_call(plane: Plane, session: Session) -> None:
     transfer, fence = Transfer(plane, 1.0, 1.0), Mock()
     transfer._registered = Registered({"model": Model([1])})
-    plane.state_id, plane.current = ORIGIN, None
+    plane.state_id, plane.current = STATE_ID, None
     call = Call(Kind.BARRIER, lay_out("barrier", [], "SUM", 1 << 20), ())
     plane.enter(call)
     call.fence = fence
-    assert b"".join(transfer.source({"call": str(call.number), "origin": ORIGIN}))
+    assert b"".join(transfer.source({"call": str(call.number), "origin": STATE_ID}))
     assert fence.share_device.called
     assert transfer.entry(call.number + 1) is None
     plane.current = None
@@ -428,9 +428,9 @@ def test_who_looks_sees_how_much_has_come_and_whether_the_others_wait(
 def test_who_asks_for_the_state_before_that_call_is_kept_waiting(plane: Plane, session: Session) -> None:
     """To be sent away would cost it a moment in which the others wait for it."""
     transfer, given = Transfer(plane, 1.0, 1.0), list[bytes]()
-    transfer._registered, plane.state_id = Registered({"model": Model([1])}), ORIGIN
+    transfer._registered, plane.state_id = Registered({"model": Model([1])}), STATE_ID
     call = Call(Kind.BARRIER, lay_out("barrier", [], "SUM", 1 << 20), ())
-    query = {"call": str(plane.finished + 1), "origin": ORIGIN}
+    query = {"call": str(plane.finished + 1), "origin": STATE_ID}
     asking = in_thread(lambda: given.append(b"".join(transfer.source(query))))
     eventually(lambda: plane.changed._waiters, "it waits")  # type: ignore[attr-defined]
     plane.enter(call)
@@ -442,7 +442,7 @@ def test_who_asks_for_the_state_of_a_call_that_is_over_is_not(plane: Plane, monk
     monkeypatch.setattr(plane.changed, "wait", Mock(side_effect=AssertionError("there is nothing to wait for")))
     plane.finished = 5
     with pytest.raises(RefusalError, match="not inside call 5") as refused:
-        Transfer(plane, 1.0, 1.0).source({"call": "5", "origin": ORIGIN})
+        Transfer(plane, 1.0, 1.0).source({"call": "5", "origin": STATE_ID})
     assert refused.value.status == Refusal.LATER
 
 
