@@ -42,7 +42,7 @@ class _Caller:
     deadline: float = field(default_factory=lambda: time.monotonic() + _HELLO_TIMEOUT)
     said: bytes = b""
 
-    def hear(self) -> bool:
+    def receive(self) -> bool:
         """Read what is there, without waiting. Whether that is a whole hello; OSError if none can come any more."""
         try:
             more = self.sock.recv(_HELLO.size - len(self.said))
@@ -57,7 +57,7 @@ class _Caller:
         return len(self.said) == _HELLO.size
 
 
-class Door:
+class HelloListener:
     """Where the mates of one process call. Used by one thread at a time."""
 
     def __init__(self, host: str, end: int) -> None:
@@ -77,7 +77,7 @@ class Door:
         self.facts: Mapping[str, str] = {FACT: format_address((host, self._sock.getsockname()[1])), _KEY: self._key}
         """By which mates find this process."""
 
-    def hear(self, wanted: Collection[int]) -> tuple[int, socket.socket] | None:
+    def next_caller(self, wanted: Collection[int]) -> tuple[int, socket.socket] | None:
         """One of the shards ``wanted`` that has called, with its connection; None if there was none within ``LOOK`` seconds,
         and at once if somebody else has said something.
         """
@@ -88,7 +88,7 @@ class Door:
             self._accept()
         for caller in self._callers.copy():
             try:
-                shard = self._shard(caller.said) if caller.hear() else None
+                shard = self._shard(caller.said) if caller.receive() else None
             except OSError:
                 shard = -1
             if shard is None:

@@ -21,7 +21,7 @@ from consensus import CarefulLogger
 from ...core.replicas.whole import Replica
 from ...core.replicas.words import ReceivedWords, ReplicaVerdict, Word, WordFlag, read_words
 from ...errors import GroupError, JobEnded, ReplicaLost
-from .hellos import Door, call, drop
+from .hellos import HelloListener, call, drop
 
 logger = CarefulLogger("ftlib")
 
@@ -37,7 +37,7 @@ class Connections:
         """``lost``: called once, on any thread, if a mate has ended and did not say goodbye."""
         self._shard = shard
         self._lost = lost
-        self._door: Door | None = None
+        self._listener: HelloListener | None = None
         self._replica: Replica | None = None
         self._socks: dict[int, socket.socket] = {}
         """By shard."""
@@ -66,8 +66,8 @@ class Connections:
 
     def listen(self, host: str) -> Mapping[str, str]:
         """Listen on interface address ``host``; returns the facts by which mates find this member."""
-        self._door = Door(host, self._stop_read)
-        return self._door.facts
+        self._listener = HelloListener(host, self._stop_read)
+        return self._listener.facts
 
     # --- at the first view, on the rebuild thread ----------------------------------------------------------------------
 
@@ -92,17 +92,17 @@ class Connections:
 
     def _gather(self, replica: Replica, check: Callable[[str], None]) -> None:
         """Call the mates before this one, and wait for the calls of the others."""
-        assert self._door is not None
+        assert self._listener is not None
         others = {shard: member for shard, member in enumerate(replica.members) if shard != self._shard}
         for shard, member in others.items():
             if shard < self._shard and shard not in self._socks:
                 self._add(shard, call(member, self._shard, check))
         while missing := [shard for shard in others if shard not in self._socks]:
             check(f"shard {missing[0]} of replica {replica.name} did not connect")
-            came = self._door.hear(missing)
+            came = self._listener.next_caller(missing)
             if came is not None:
                 self._add(*came)
-        self._door.close()  # whoever calls from now on is no mate
+        self._listener.close()  # whoever calls from now on is no mate
 
     def _begin(self, replica: Replica) -> None:
         """All mates are there: from now on they are heard, and their ends are seen."""
@@ -320,7 +320,7 @@ class Connections:
                 with contextlib.suppress(OSError):  # what is not read when it is closed would take the goodbye back
                     sock.recv(1 << 16, socket.MSG_DONTWAIT)
                 drop(sock)
-            if self._door is not None:
-                self._door.close()
+            if self._listener is not None:
+                self._listener.close()
             os.close(self._stop_read)
             os.close(self._stop_write)
