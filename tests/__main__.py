@@ -30,7 +30,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from ftlib.common.processes import die_with_parent
-from tests.forks import LATE
+from tests.forks import LATE, STARVED
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "out" / "tests"
@@ -99,14 +99,19 @@ class Summary:
 
         So is a part that had no time for any of its tests: nothing was tested then.
         """
-        passed, failed, late = self.passed, len(self.failed), self.skipped[LATE]
+        passed, failed, late = self.passed, len(self.failed), self._late
         if part.report.exists():
             for case in ET.parse(part.report).iter("testcase"):
                 self._count(case)
         if code and len(self.failed) == failed:
             self.failed.append(f"the part {part.name!r}: pytest ended with exit code {code}")
-        elif self.skipped[LATE] > late and (self.passed, len(self.failed)) == (passed, failed):
-            self.failed.append(f"the part {part.name!r}: the time was over before any of its tests had begun")
+        elif self._late > late and (self.passed, len(self.failed)) == (passed, failed):
+            self.failed.append(f"the part {part.name!r}: the time was over before any of its tests had ended")
+
+    @property
+    def _late(self) -> int:
+        """Tests for which there was no time."""
+        return self.skipped[LATE] + self.skipped[STARVED]
 
     def _count(self, case: ET.Element) -> None:
         found = {item.tag: item for item in case}

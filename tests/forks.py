@@ -16,13 +16,16 @@ import faulthandler
 import functools
 import math
 import os
+import pickle
 import signal
+import socket
+import struct
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
-from multiprocessing.connection import Connection, Pipe, wait
+from collections.abc import Iterable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,7 +42,10 @@ _CRASH = "crash"
 _TELL = signal.SIGRTMIN + 7
 """Has a child write its stacks. No test uses this one."""
 _TELLS = 2.0
-"""Seconds that it has for that."""
+"""Seconds that all have for that."""
+_ENDING = frozenset({signal.SIGINT, signal.SIGTERM})
+_LENGTH = struct.Struct("!Q")
+"""Of a value in bytes, before it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -118,112 +124,180 @@ def _module(item: pytest.Item) -> str | None:
     return item.nodeid.partition("::")[0] if any(each[-1].scope in {"module", "class"} for each in known) else None
 
 
+class _Line:
+    """One end of a connection between a child and its parent, for values of any kind.
+
+    Its reader never waits for the rest of a value: whoever sends one may be killed in the middle of it, and processes that a
+    test has forked and left behind may keep the connection open.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+        self.ended = False
+        """Whether the other end is closed."""
+
+    @classmethod
+    def pair(cls) -> tuple[_Line, _Line]:
+        """Both ends."""
+        ours, theirs = socket.socketpair()
+        return cls(ours), cls(theirs)
+
+    def fileno(self) -> int:
+        """It can be read when there is something to ``take``."""
+        return self._sock.fileno()
+
+    def send(self, value: object) -> None:
+        """Send ``value``; ConnectionError if the other end is closed."""
+        data = pickle.dumps(value)
+        self._sock.sendall(_LENGTH.pack(len(data)) + data)
+
+    def take(self) -> list[Any]:
+        """The values that have come, without waiting."""
+        try:
+            while more := self._sock.recv(1 << 16, socket.MSG_DONTWAIT):
+                self._buffer += more
+            self.ended = True
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self.ended = True
+        values = []
+        while len(self._buffer) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
+            if len(self._buffer) < end:
+                break
+            values.append(pickle.loads(self._buffer[_LENGTH.size : end]))
+            del self._buffer[:end]
+        return values
+
+    def wait_for_one(self) -> Any:
+        """The next value. EOFError if the other end is closed."""
+        while not (values := self.take()):
+            if self.ended:
+                raise EOFError
+            wait([self._sock])
+        [value] = values
+        return value
+
+    def close(self) -> None:
+        self._sock.close()
+
+
 class _Crew:
     """All children, seen from the process that collected the tests."""
 
     def __init__(self, session: pytest.Session) -> None:
         self._session = session
         self._hook = session.config.hook
-        self._until: float = session.config.getoption("until")
-        self._end: float = session.config.getoption("end")
-        self._starved: bool = session.config.getoption("starved")
+        option = session.config.getoption
+        self._end: float = option("end")
+        self._until = min(option("until"), self._end)
+        self._starved: bool = option("starved")
         self._queue = _Queue(session.items)
         self._children: dict[int, _Child] = {}
         """By process ID."""
         self._forked = 0
         self._began = time.monotonic()
         self._directory = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        self._before = signal.signal(signal.SIGTERM, self._terminated)
 
     def run(self, count: int) -> None:
         """Until all tests have ended."""
-        signal.signal(signal.SIGTERM, self._terminated)
         for _ in range(count):
             self._fork()
-        while self._children:
-            left = max(0.0, self._end - time.time()) if self._end < math.inf else None
-            ready = set(wait([each for child in self._children.values() for each in child.watched], left))
-            for child in [child for child in self._children.values() if not ready.isdisjoint(child.watched)]:
-                self._serve(child, ended=child.ended in ready)
-                if self._session.shouldfail:
-                    raise self._session.Failed(self._session.shouldfail)
-                if self._session.shouldstop:
-                    raise self._session.Interrupted(self._session.shouldstop)
-            if time.time() > self._end:
-                self._leave_out()
-                for child in list(self._children.values()):
-                    self._give_up(child)
+        while self._children and time.time() < self._end:
+            self._listen(self._end - time.time())
+        if self._children:
+            self._give_up()
 
     def close(self) -> None:
         """End whoever is left."""
         for child in self._children.values():
             child.kill()
             child.close()
+        signal.signal(signal.SIGTERM, self._before)
 
     def _terminated(self, _number: int, _frame: object) -> None:
         """Somebody ends all of it: what was under way may be why."""
         now = time.monotonic()
-        busy = [child for child in self._children.values() if child.has]
+        busy = [child for child in self._children.values() if child.running is not None]
         under_way = [f"{self._session.items[child.has[0]].nodeid} for {now - child.since:.0f} s" for child in busy]
         print(f"\nSIGTERM after {now - self._began:.0f} s; under way:", *under_way, sep="\n  ", flush=True)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _fork(self) -> None:
-        ours, theirs = Pipe()
+        ours, theirs = _Line.pair()
         parent, directory = os.getpid(), self._directory / f"fork{self._forked}"
         self._forked += 1
         sys.stdout.flush()
         sys.stderr.flush()
+        signals = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # a child must not end as this process would
         pid = os.fork()
         if not pid:
-            ours.close()
-            _work(self._session, theirs, parent, directory)
-        theirs.close()
+            _work(self._session, theirs, ours, parent, directory)
         self._children[pid] = _Child(pid, ours, directory)
+        theirs.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
 
-    def _serve(self, child: _Child, *, ended: bool) -> None:
-        """Take what it has told. ``ended``: its process has; that its connection ends is no sign of it, nor is that it does
-        not, as processes that a test has forked and left have it, too."""
-        for told in child.told():
-            if told is None:
-                self._hand_out(child)
-            else:
-                self._show(child, *told)
-        if ended:
-            self._ended(child)
+    def _listen(self, timeout: float) -> None:
+        """Wait until a child has told something or has ended, and do what follows from that."""
+        watched = [each for child in self._children.values() for each in child.watched]
+        ready = set(wait(watched, None if timeout == math.inf else timeout))
+        for child in [child for child in self._children.values() if not ready.isdisjoint(child.watched)]:
+            ended = child.ended in ready
+            for told in child.line.take():
+                if told is not None:
+                    self._show(child, *told)
+                elif not ended:
+                    self._hand_out(child)
+            if ended:
+                self._ended(child)
+            if self._session.shouldfail:
+                raise self._session.Failed(self._session.shouldfail)
+            if self._session.shouldstop:
+                raise self._session.Interrupted(self._session.shouldstop)
 
     def _hand_out(self, child: _Child) -> None:
         if time.time() > self._until:
-            self._leave_out()
+            self._leave_out(self._queue.leave())
         under_way = [index for other in self._children.values() if other is not child for index in other.has]
         index = self._queue.take(child.last, under_way)
         if index is not None:
             child.take(index)
         with contextlib.suppress(ConnectionError):  # it has ended, as will be seen
-            child.connection.send(index)
+            child.line.send(index)
 
-    def _leave_out(self) -> None:
-        """Report those that will not be begun."""
-        for index in self._queue.leave():
-            self._skipped(index, LATE)
+    def _give_up(self) -> None:
+        """All tests should have ended by now. Those that have not tell where they are, and are ended."""
+        self._until = -math.inf
+        for child in self._children.values():
+            os.kill(child.pid, _TELL)
+        deadline = time.monotonic() + _TELLS
+        while self._children and (left := deadline - time.monotonic()) > 0:
+            self._listen(left)
+        self._leave_out(self._queue.leave())
+        for child in list(self._children.values()):
+            child.kill()
+            del self._children[child.pid]
+            child.close()
+            running, has = child.running, child.has
+            if running is not None and self._starved:
+                self._report(has[0], "skipped", self._skip(has[0], STARVED), running)
+            elif running is not None:
+                text = f"this test had not ended when the time of all was over: it hangs\n{child.last_words()}"
+                self._report(has[0], "failed", text, running)
+            self._leave_out(has if running is None else has[1:])
 
-    def _give_up(self, child: _Child) -> None:
-        """Its test should have ended by now."""
-        child.tell()
-        hung, child.has = child.has, []
-        self._ended(child)
-        for index in hung:
-            if self._starved:
-                self._skipped(index, STARVED)
-            else:
-                self._failed(index, f"this test had not ended when the time of all was over: it hangs\n{child.last_words()}")
+    def _leave_out(self, indices: Iterable[int]) -> None:
+        """Report these, which will not be begun."""
+        for index in indices:
+            self._report(index, "skipped", self._skip(index, LATE), "setup")
 
-    def _skipped(self, index: int, why: str) -> None:
+    def _skip(self, index: int, why: str) -> tuple[str, int, str]:
         file, line, _ = self._session.items[index].location
-        self._report(index, "skipped", (file, line or 0, f"Skipped: {why}"), "setup")
-
-    def _failed(self, index: int, text: str) -> None:
-        self._report(index, "failed", text, "call")
+        return file, line or 0, f"Skipped: {why}"
 
     def _report(self, index: int, outcome: Any, text: Any, when: Any) -> None:
         item = self._session.items[index]
@@ -234,9 +308,12 @@ class _Crew:
     def _show(self, child: _Child, kind: str, told: dict[str, Any]) -> None:
         match kind:
             case "start":
+                child.running = "call"
                 self._hook.pytest_runtest_logstart(**told)
             case "report":
                 report = self._hook.pytest_report_from_serializable(config=self._session.config, data=told)
+                if report.when == "call":
+                    child.running = "teardown"
                 self._hook.pytest_runtest_logreport(report=report)
             case "finish":
                 child.finished()
@@ -248,43 +325,43 @@ class _Crew:
         """It was told that there is nothing more to do, or a test ended it: then another one takes its place."""
         del self._children[child.pid]
         code = child.close()
-        if child.has:
-            guilty, *rest = child.has
-            self._queue.give_back(rest)
-            self._failed(guilty, f"the process that ran this test ended: {describe_exit(code)}\n{child.last_words()}")
-            self._fork()
-        elif code and not child.given_up:
-            raise RuntimeError(f"a process that had run tests failed at its end: {describe_exit(code)}")
+        if not code and not child.has:
+            return
+        text = f"the process that ran this test ended: {describe_exit(code)}\n{child.last_words()}"
+        left = child.has
+        if child.running is not None:
+            guilty, *left = left
+            self._report(guilty, "failed", text, child.running)
+        elif child.done is not None:
+            self._report(child.done, "failed", text, "teardown")
+        else:
+            raise RuntimeError(f"a process that was to run tests failed at its start: {describe_exit(code)}")
+        self._queue.give_back(left)
+        self._fork()
 
 
 class _Child:
     """One process. ``has``: tests that it was given and has not ended, in order; ``last``: the newest of all it was given."""
 
-    def __init__(self, pid: int, connection: Connection, directory: Path) -> None:
+    def __init__(self, pid: int, line: _Line, directory: Path) -> None:
         self.pid = pid
-        self.connection = connection
+        self.line = line
         self.ended = os.pidfd_open(pid)
-        """Is ready once the process has ended."""
+        """Can be read once the process has ended. That the line ends is no sign of it, nor is that it does not."""
         self.has: list[int] = []
         self.last: int | None = None
+        self.done: int | None = None
+        """The newest test that it has ended."""
+        self.running: str | None = None
+        """What it does with the first of its tests, as reports call it; None if it has not begun that."""
         self.since = 0.0
-        """When the test that runs began, by ``time.monotonic``."""
-        self.given_up = False
-        self._says_no_more = False
+        """When it was free for that test, by ``time.monotonic``."""
         self._crash = directory / _CRASH
 
     @property
-    def watched(self) -> list[Connection | int]:
-        """What is ready when there is something to do."""
-        return [self.ended] if self._says_no_more else [self.connection, self.ended]
-
-    def told(self) -> Iterator[Any]:
-        """What nobody has read yet; see ``_Reporter``, and None where it asks for a test."""
-        try:
-            while self.connection.poll():
-                yield self.connection.recv()
-        except (EOFError, ConnectionError):
-            self._says_no_more = True
+    def watched(self) -> list[_Line | int]:
+        """What can be read when there is something to do."""
+        return [self.ended] if self.line.ended else [self.line, self.ended]
 
     def take(self, index: int) -> None:
         """It is given this test."""
@@ -295,42 +372,36 @@ class _Child:
 
     def finished(self) -> None:
         """The test that ran has ended."""
-        self.has.pop(0)
+        self.done, self.running = self.has.pop(0), None
         self.since = time.monotonic()
 
-    def tell(self) -> None:
-        """End it, once it has written the stacks of its threads."""
-        os.kill(self.pid, _TELL)
-        wait([self.ended], _TELLS)
-        self.kill()
-
     def kill(self) -> None:
-        self.given_up = True
         os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> int:
         """The exit code of a process that has ended, or does now."""
-        self.connection.close()
+        self.line.close()
         os.close(self.ended)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def last_words(self) -> str:
-        """The stacks of all its threads, if a signal such as SIGSEGV ended it."""
+        """The stacks of all its threads, if a signal such as SIGSEGV ended it, or if it hung."""
         with contextlib.suppress(OSError):
             return self._crash.read_text()
         return ""
 
 
-def _work(session: pytest.Session, connection: Connection, parent: int, directory: Path) -> NoReturn:
+def _work(session: pytest.Session, line: _Line, parents: _Line, parent: int, directory: Path) -> NoReturn:
     """The life of a child."""
     code = 1
     try:
+        parents.close()
         die_with_parent(parent)
         _settle(session.config, directory)
-        session.config.pluginmanager.register(_Reporter(session.config, connection))
-        index = _next(connection)
+        session.config.pluginmanager.register(_Reporter(session.config, line))
+        index = _next(line)
         while index is not None:
-            item, after = session.items[index], _After(session, connection)
+            item, after = session.items[index], _After(session, line)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
             index = after.index
         code = 0
@@ -350,6 +421,7 @@ def _settle(config: pytest.Config, directory: Path) -> None:
     faulthandler.enable(stacks)
     faulthandler.register(_TELL, stacks)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     settle_autograd()
     config._tmp_path_factory._basetemp = directory  # type: ignore[attr-defined]
     capture = config.pluginmanager.get_plugin("capturemanager")
@@ -361,10 +433,10 @@ def _settle(config: pytest.Config, directory: Path) -> None:
     capture.suspend_global_capture()
 
 
-def _next(connection: Connection) -> int | None:
+def _next(line: _Line) -> int | None:
     """Ask for a test."""
-    connection.send(None)
-    index: int | None = connection.recv()
+    line.send(None)
+    index: int | None = line.wait_for_one()
     return index
 
 
@@ -372,13 +444,13 @@ class _After:
     """The item after the one that runs, for pytest, which does not tear down what both need. It is asked for as late as that:
     whoever is in the middle of a long test keeps no other one from being run elsewhere."""
 
-    def __init__(self, session: pytest.Session, connection: Connection) -> None:
+    def __init__(self, session: pytest.Session, line: _Line) -> None:
         self._session = session
-        self._connection = connection
+        self._line = line
 
     @functools.cached_property
     def index(self) -> int | None:
-        return _next(self._connection)
+        return _next(self._line)
 
     def listchain(self) -> list[Any]:
         """See ``pytest.Item``."""
@@ -388,23 +460,23 @@ class _After:
 class _Reporter:
     """Tells the first process what becomes of tests here."""
 
-    def __init__(self, config: pytest.Config, connection: Connection) -> None:
+    def __init__(self, config: pytest.Config, line: _Line) -> None:
         self._config = config
-        self._connection = connection
+        self._line = line
 
     def pytest_runtest_logstart(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
-        self._connection.send(("start", {"nodeid": nodeid, "location": location}))
+        self._line.send(("start", {"nodeid": nodeid, "location": location}))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         told = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        self._connection.send(("report", told))
+        self._line.send(("report", told))
 
     def pytest_runtest_logfinish(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
-        self._connection.send(("finish", {"nodeid": nodeid, "location": location}))
+        self._line.send(("finish", {"nodeid": nodeid, "location": location}))
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any) -> None:
         told = warning_message
         text = UserWarning(f"{told.category.__name__}: {told.message}")  # any warning itself may not be pickled
         plain = warnings.WarningMessage(text, UserWarning, told.filename, told.lineno)
         what = {"warning_message": plain, "when": when, "nodeid": nodeid, "location": location}
-        self._connection.send(("warning", what))
+        self._line.send(("warning", what))

@@ -14,6 +14,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from tests.forks import _LENGTH, _Line
+
 ROOT = Path(__file__).resolve().parents[1]
 
 TIMEOUT = 100.0
@@ -212,6 +214,56 @@ def test_what_hangs_is_ended(play: Play, tmp_path: Path, starved: bool) -> None:
         assert "not ended: the time that was given to all tests was over" in said
     else:
         assert "it hangs" in said and "in test_hangs" in said and said.count("(most recent call first)") >= 2
+
+
+def test_only_what_hangs_is_blamed(play: Play, tmp_path: Path) -> None:
+    """Not a test that ends while the others tell where they are, nor one that its process would have begun next."""
+    soon(tmp_path, "end")
+    program = """
+import os, time
+import pytest
+@pytest.fixture
+def hangs():
+    yield
+    os.read(os.pipe()[0], 1)
+def test_ends_after_that(pytestconfig):
+    while time.time() < pytestconfig.option.end + 0.5: time.sleep(0.1)
+def test_hangs_at_its_end(hangs): pass
+def test_next(): pass
+"""
+    code, said = play(2, program, options=("-o", "timeout=0"))
+    assert code == 1, said
+    assert names(tmp_path / "report.xml") == {
+        "test_ends_after_that": [],
+        "test_hangs_at_its_end": ["error"],
+        "test_next": ["skipped"],
+    }
+
+
+def test_half_a_value_is_not_waited_for() -> None:
+    """Whoever sends it may be killed in the middle of that."""
+    ours, theirs = _Line.pair()
+    theirs.send("whole")
+    theirs._sock.sendall(_LENGTH.pack(100) + b"half")
+    assert ours.take() == ["whole"]
+    assert ours.take() == [] and not ours.ended
+    theirs.close()
+    assert ours.take() == [] and ours.ended
+    ours.close()
+
+
+def test_a_process_that_ends_between_two_tests_is_the_fault_of_the_one_before(play: Play, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("""
+import os, pytest
+PARENT = os.getpid()
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish(nodeid):
+    if os.getpid() != PARENT and nodeid.endswith("test_it"):
+        os._exit(5)
+""")
+    code, said = play(1, "def test_before(): pass\ndef test_it(): pass\ndef test_after(): pass")
+    assert code == 1 and "exit code 5" in said, said
+    assert names(tmp_path / "report.xml") == {"test_before": [], "test_it": ["error"], "test_after": []}
 
 
 def test_a_process_that_outlives_its_parent_is_not_waited_for(play: Play) -> None:

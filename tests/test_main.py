@@ -74,7 +74,7 @@ def test_a_part_without_time_for_any_test_fails(
     monkeypatch.setattr(suite, "RESULTS", tmp_path / "results")
     monkeypatch.delenv("CI_WITHOUT", raising=False)
     assert main(["--minutes", "0"]) == 1
-    assert "FAILED the part 'part': the time was over before any of its tests had begun" in capfd.readouterr().out
+    assert "FAILED the part 'part': the time was over before any of its tests had ended" in capfd.readouterr().out
     assert main([]) == 0
 
 

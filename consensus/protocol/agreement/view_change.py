@@ -254,7 +254,7 @@ class ViewChange:
         else:
             self.installer.on_late_vote(sender, message, now)
 
-    # Learner
+    # Following a chosen view
 
     def on_flush_request(self, sender: str, address: Address, request: FlushRequest, now: float) -> None:
         """The driver of a chosen view (which we may not know yet) needs our report."""

@@ -75,8 +75,9 @@ class Followed(Call):
 class Declined(Followed):
     """The program's call in which it has nothing to give, and wants the others' call, whatever that is, to have no result.
 
-    It takes part as a learner does, so it need not know what the others are about to do. Its record says that it declines, so
-    the call fails at all who finish it. Where all decline there is nothing else to do: with their records the call has ended.
+    It takes part as a member that follows does, so it need not know what the others are about to do. Its record says that it
+    declines, so the call fails at all who finish it. Where all decline there is nothing else to do: with their records the call
+    has ended.
     Its batches are used up without a step, as those of any call without a result.
     """
 

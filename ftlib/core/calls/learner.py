@@ -1,7 +1,8 @@
 """A learner: a joiner that follows the others' calls until it has their state and its own call is the next one.
 
-The word is Raft's, for a member that still receives the state, and does not count. The others train on.
-Meanwhile its program is inside its first call. ``Recovery`` gets the state; the engine takes part in the calls.
+The word is Raft's, for a member that still receives the state: there it has no vote, here it has, and its part in each
+average has weight 0. The others train on. Meanwhile its program is inside its first call. ``Recovery`` gets the state; the
+engine takes part in the calls.
 """
 
 from __future__ import annotations

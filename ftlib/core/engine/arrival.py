@@ -203,7 +203,7 @@ class Arrival:
         """The layout whose signature starts with ``start``. GroupError if no member answers; NoFollowing if this member does
         not know how the call is compressed.
         """
-        assert self._recovery is not None  # only a learner may lack a layout
+        assert self._recovery is not None  # only a member that follows may lack a layout
         found = self._layouts.find(start) or self._recovery.layout(session, start)
         if not isinstance(found.compression, Unknown):
             return found

@@ -1,4 +1,4 @@
-"""The layouts of a member's latest calls, by signature: a learner may not know what the others are doing."""
+"""The layouts of a member's latest calls, by signature: a member that follows may not know what the others are doing."""
 
 from __future__ import annotations
 
