@@ -36,6 +36,8 @@ class Term:
         self.kinds: collections.Counter[str] = collections.Counter()
         self._stopped: dict[Worker, float] = {}
         """Workers that hang, and when they go on."""
+        self._moving: dict[Worker, str] = {}
+        """Where those listened that have hung."""
         settings = chosen(agent, rejoin=True)
         self.cluster = Cluster(directory, program="tests.processes.programs.reader:read", settings=settings)
         self.steps = 0
@@ -74,7 +76,11 @@ class Term:
             if len(there) + len(self._stopped) >= MOST or not holders:
                 return
             # Through all: who is told of some only may find that these have gone, one after the other, when it asks.
-            introducers = [worker.address for worker in cluster.alive() if worker.calls]
+            # Who was stopped may have been excluded: then it joins again at another port, which it has not told yet.
+            known = [worker for worker in cluster.alive() if worker.calls and worker.address != self._moving.get(worker)]
+            if not known:
+                return
+            introducers = [worker.address for worker in known]
             cluster.join(given=vars(self._orders), settings={"introducers": introducers})
         else:
             # Those who were killed a moment ago may have been the only ones with the state that others were to get.
@@ -90,6 +96,7 @@ class Term:
                 worker.killed = time.monotonic()
             else:
                 worker.signal(signal.SIGSTOP)
+                self._moving[worker] = worker.address
                 self._stopped[worker] = time.monotonic() + chance.uniform(0.2, 5.0)
         self.kinds[kind] += 1
 
