@@ -38,6 +38,8 @@ class Term:
         """Workers that hang, and when they go on."""
         self._moving: dict[Worker, str] = {}
         """Where those listened that have hung."""
+        self._sent: dict[Worker, list[Worker]] = {}
+        """The members through which each joiner joins."""
         settings = chosen(agent, rejoin=True)
         self.cluster = Cluster(directory, program="tests.processes.programs.reader:read", settings=settings)
         self.steps = 0
@@ -81,12 +83,15 @@ class Term:
             if not known:
                 return
             introducers = [worker.address for worker in known]
-            cluster.join(given=vars(self._orders), settings={"introducers": introducers})
+            joiner = cluster.join(given=vars(self._orders), settings={"introducers": introducers})
+            self._sent[joiner] = known
         else:
             # Those who were killed a moment ago may have been the only ones with the state that others were to get.
             if len(holders) < 3 and not (len(holders) == 2 and all(worker in holders for worker in there)):
                 return
             worker = chance.choice(holders)
+            if self._is_needed(worker):
+                return
             if kind == "kill":
                 worker.kill()
             elif kind == "preempt":
@@ -99,6 +104,12 @@ class Term:
                 self._moving[worker] = worker.address
                 self._stopped[worker] = time.monotonic() + chance.uniform(0.2, 5.0)
         self.kinds[kind] += 1
+
+    def _is_needed(self, worker: Worker) -> bool:
+        """Whether a joiner that has yet to ask was sent to it, and to nobody else who is there and has not hung."""
+        there = [each for each in self.cluster.alive() if each.address != self._moving.get(each)]
+        asking = [self._sent[each] for each in self.cluster.alive() if not each.address and each in self._sent]
+        return any(worker in known and not any(each in there for each in known if each is not worker) for known in asking)
 
     def _go_on(self, now: float) -> None:
         """Let those whose time has come go on."""
